@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The types that travel along the arrows: rows → examples → encoded → batch → log-probs → loss.
+
+A stage names the type that it takes and the type that it gives; it never imports its neighbour.
+Array shapes use the letters of ``alignax.shapes``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Message = Mapping[str, Any]
+"""One chat turn: ``role``, ``content`` and any further field the template knows."""
+
+Text = str | tuple[Message, ...]
+"""Either plain text (rendered verbatim) or chat turns (rendered by the model's template)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreferencePair:
+    """One prompt with a preferred and a dispreferred answer.
+
+    ``prompt``, ``chosen`` and ``rejected`` are all plain text or all chat turns.
+    """
+
+    row_id: str
+    prompt: Text
+    chosen: Text
+    rejected: Text
+    tools: tuple[Mapping[str, Any], ...] = ()
+    chosen_score: float | None = None
+    rejected_score: float | None = None
+    place: str = ""
+
+    @property
+    def answers(self) -> tuple[Text, Text]:
+        """Chosen and rejected, in that order."""
+        return (self.chosen, self.rejected)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One prompt with one answer to imitate (SFT)."""
+
+    row_id: str
+    prompt: Text
+    response: Text
+    tools: tuple[Mapping[str, Any], ...] = ()
+    place: str = ""
+
+    @property
+    def answers(self) -> tuple[Text]:
+        """The answer, as a tuple of one."""
+        return (self.response,)
+
+
+Example = PreferencePair | Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A row that cannot be used, with the reason under which it is counted."""
+
+    row_id: str
+    reason: str
+    detail: str = ""
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedExample:
+    """Token ids of one example: the shared prompt and its answers (2 for a pair, 1 for SFT).
+
+    Attributes:
+        prompt: int32 ids of the shared prompt, at least one.
+        answers: int32 ids of each answer, each at least one; a complete one ends with its only
+            stop token.
+        complete: Whether each answer ends with its stop token.
+        answer_cut: Tokens cut from the right of each answer.
+        prompt_cut: Tokens cut from the left of the prompt.
+        boundary_merged: The boundary lies before the end of the prompt's own rendering.
+    """
+
+    row_id: str
+    prompt: np.ndarray
+    answers: tuple[np.ndarray, ...]
+    complete: tuple[bool, ...]
+    answer_cut: tuple[int, ...] = (0, 0)
+    prompt_cut: int = 0
+    boundary_merged: bool = False
+
+    @property
+    def token_count(self) -> int:
+        """Distinct tokens: the prompt once, and each answer."""
+        return len(self.prompt) + sum(map(len, self.answers))
+
+
+class PackedBatch(NamedTuple):
+    """Examples in shared-prefix rows, with static shapes (a pytree of int32 arrays).
+
+    A row holds ``prompt answer_1 … answer_s`` of several examples one after another. The fields of
+    a training step carry a leading micro-batch axis ``g``.
+
+    Attributes:
+        ids: [b, t] token ids, 0 in padding.
+        positions: [b, t] rotary positions; every answer starts at its prompt's length.
+        segments: [b, t] 1 + slot of the example in its row; 0 in padding.
+        branches: [b, t] 0 for a prompt, 1 … s for its answers.
+        tiles: [b, m, 2] attention tiles (query tile, key tile), sorted by query tile; -1 unused.
+        answer_index: [b, a] place in the row of the token that predicts the answer token.
+        answer_target: [b, a] the answer token.
+        answer_slot: [b, a] p·s-th answer of the row that it belongs to (slot·s + branch - 1); the
+            first value past the last slot marks unused places.
+        answer_count: [b] used answer places of the row; used places come first.
+        example: [b, p] index of the example in its data set; -1 for an unused slot.
+    """
+
+    ids: Any
+    positions: Any
+    segments: Any
+    branches: Any
+    tiles: Any
+    answer_index: Any
+    answer_target: Any
+    answer_slot: Any
+    answer_count: Any
+    example: Any
+
+
+class PairLogps(NamedTuple):
+    """Summed log-probs (nats) and scored-token counts of pairs; a scalar or an array each.
+
+    ``kl_chosen`` is the mean over the chosen answer's tokens of KL(policy ‖ reference); it is 0
+    unless the loss asked for it.
+    """
+
+    policy_chosen: Any
+    policy_rejected: Any
+    reference_chosen: Any
+    reference_rejected: Any
+    chosen_tokens: Any
+    rejected_tokens: Any
+    kl_chosen: Any = 0.0
+
+
+class Weighted(NamedTuple):
+    """A sum and its weight, which travel together and are divided once, at the log line."""
+
+    total: Any
+    weight: Any
+
+    def __add__(self, other: "Weighted") -> "Weighted":  # type: ignore[override]
+        """Combine two parts of one average."""
+        return Weighted(self.total + other.total, self.weight + other.weight)
+
+    @property
+    def mean(self) -> float:
+        """Total over weight; NaN when nothing was weighed."""
+        return float(self.total) / float(self.weight) if float(self.weight) else float("nan")
+
+
+class LossOutput(NamedTuple):
+    """The loss as a sum with its weight, and metrics by name."""
+
+    loss: Weighted
+    metrics: dict[str, Weighted]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generated answer.
+
+    Attributes:
+        text: Decoded answer without the stop token.
+        ids: Generated ids, the stop token included when one came.
+        logps: Log-prob (nats) of each generated id under the untempered model.
+        finish_reason: ``"stop"`` (a stop id came) or ``"length"``.
+    """
+
+    prompt: str
+    text: str
+    ids: tuple[int, ...]
+    logps: tuple[float, ...]
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A measured value with its 95 % interval and the number of items behind it."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """All that the report shows; JSON-serialisable (``dataclasses.asdict``).
+
+    Attributes:
+        title: Shown at the top.
+        verdict: One paragraph of plain words.
+        headline: Label → value, for the cards on top.
+        curves: Metric name → list of (step, value).
+        evaluations: One dict a held-out evaluation, in step order.
+        samples: One dict a prompt: ``prompt``, ``before``, ``after``.
+        data_report: As in ``data_report.json``.
+        events: As in ``events.jsonl``.
+        settings: The resolved recipe.
+        fingerprints: As in ``fingerprints.json``.
+    """
+
+    title: str
+    verdict: str
+    headline: dict[str, str] = field(default_factory=dict)
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    data_report: dict[str, Any] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    fingerprints: dict[str, Any] = field(default_factory=dict)
