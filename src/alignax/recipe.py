@@ -83,7 +83,7 @@ class LoraSection(Section):
 class LossSection(Section):
     """The objective."""
 
-    type: str = Field("sigmoid", description="name of the loss")
+    type: str = Field("auto", description="name of the loss; auto: sigmoid for dpo, nll for sft")
     beta: float | None = Field(
         None, description="strength of the tie to the reference: high stays close, low moves far"
     )
@@ -218,13 +218,13 @@ def unknown_key(key: str) -> UsageError:
     return UsageError(f"unknown setting {key!r}", hint=hint)
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Turn nested sections into dotted keys; short keys are expanded."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{key}.")
+            flat |= flatten(value, f"{key}.")
         else:
             flat[ALIASES.get(key, key)] = value
     return flat
@@ -250,7 +250,7 @@ def load_recipe(file: str | Path | None, overrides: Mapping[str, Any]) -> Recipe
             raise UsageError(f"recipe {file} is not valid YAML: {error}") from error
         if not isinstance(tree, Mapping):
             raise UsageError(f"recipe {file} must hold settings, got {type(tree).__name__}")
-        flat |= _flatten(tree)
+        flat |= flatten(tree)
     flat |= {ALIASES.get(key, key): value for key, value in overrides.items()}
     known = known_keys()
     unknown = [unknown_key(key) for key in flat if key not in known]

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Talk to a model in the terminal; answers stream as they are made.
+
+  alignax chat --model runs/first
+  alignax chat --model demo --temperature 0.7
+
+An empty line or Ctrl-D ends the talk; /reset forgets it; /system TEXT sets a system turn.
+"""
+
+import argparse
+import sys
+
+from alignax.cli.generate import PROMPT_SETTINGS, add_sampling, check_sampling
+from alignax.cli.options import Parser, add_settings, require, settings_of
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the flags of this verb."""
+    add_sampling(parser)
+    add_settings(parser, "model.", *(s for s in PROMPT_SETTINGS if s != "data.render"))
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Read turns from stdin until it ends."""
+    recipe = settings_of(arguments, method="dpo")
+    require(recipe, "model.path")
+    check_sampling(arguments)
+    from alignax.cli.answering import open_sampler
+
+    sampler, encoder = open_sampler(recipe, batch_size=1)
+    start = [{"role": "system", "content": recipe.data.system}] if recipe.data.system else []
+    turns = list(start)
+    while line := _read_line():
+        if line == "/reset":
+            turns = list(start)
+            continue
+        if line.startswith("/system "):
+            start = [{"role": "system", "content": line.removeprefix("/system ")}]
+            turns = list(start)
+            continue
+        turns.append({"role": "user", "content": line})
+        ids: list[int] = []
+        shown = ""
+        for token in sampler.stream(
+            encoder.prompt_ids(turns), max_new_tokens=arguments.max_new_tokens,
+            temperature=arguments.temperature, top_k=arguments.top_k, top_p=arguments.top_p,
+            seed=arguments.seed + len(turns),
+        ):  # fmt: skip
+            ids.append(token)
+            text = encoder.decode([i for i in ids if i not in encoder.stop_ids])
+            # A character may span tokens: hold back until it is whole.
+            if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                sys.stdout.write(text[len(shown) :])
+                sys.stdout.flush()
+                shown = text
+        sys.stdout.write("\n")
+        turns.append({"role": "assistant", "content": shown})
+    return 0
+
+
+def _read_line() -> str:
+    """Ask for a turn; empty at the end of input."""
+    if sys.stdin.isatty():
+        sys.stderr.write("> ")
+        sys.stderr.flush()
+    return sys.stdin.readline().strip()

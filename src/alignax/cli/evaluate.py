@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure a model on held-out rows.
+
+  alignax evaluate heldout --model runs/first                      the run's own held-out rows
+  alignax evaluate heldout --model runs/first --data other.jsonl   other rows
+  alignax evaluate heldout --model FOLDER --adapter A --data D     adapter against its base
+  alignax evaluate heldout --model TUNED --reference BASE --data D
+
+Prints loss, accuracy, margin, perplexity of the chosen answers and KL a token, each against the
+reference, with 95 % intervals.
+"""
+
+import argparse
+
+from alignax.cli.options import Parser, add_settings, require, settings_of
+from alignax.cli.score import ROW_SETTINGS
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the sub-verb and its flags."""
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="heldout")
+    about = "Loss, accuracy, margin, perplexity and KL on held-out pairs."
+    sub = verbs.add_parser("heldout", help=about, description=__doc__)
+    sub.add_argument("--json", action="store_true", help="print JSON")
+    sub.add_argument("--reference", metavar="MODEL", help="reference; default: without adapter")
+    add_settings(
+        sub, "model.", *ROW_SETTINGS, "loss.type", "loss.beta", "loss.label_smoothing",
+        "train.microbatch_tokens", "mesh.",
+    )  # fmt: skip
+    sub.set_defaults(parser=sub)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Evaluate held-out rows."""
+    recipe = settings_of(arguments, method="dpo")
+    require(recipe, "model.path")
+    from alignax.cli import terminal
+    from alignax.cli.measuring import evaluate_heldout
+
+    values, reference = evaluate_heldout(recipe, arguments.reference)
+    if arguments.json:
+        terminal.write_result(values)
+        return 0
+    rows = [
+        (name, terminal.with_interval(values, name))
+        for name in (
+            "loss", "accuracy", "ties", "margin", "perplexity", "kl/token", "chosen_logratio",
+            "rejected_logratio",
+        )
+        if name in values
+    ]  # fmt: skip
+    title = f"{int(values['n'])} held-out rows against {reference}, 95 % intervals"
+    terminal.show_table(title, ("", "value"), rows)
+    return 0

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write a run's adapter and merged model, and check them against the trained weights.
+
+  alignax export runs/first
+  alignax export runs/first --checkpoint last --export.dtype float32
+
+Every training run exports its best checkpoint by itself; this verb does it anew, or from another
+checkpoint. Nothing is called done before the written files were loaded and compared.
+"""
+
+import argparse
+
+from alignax.cli.options import Parser, add_settings, settings_of
+from alignax.cli.run_folder import RunFolder, read_json
+from alignax.errors import UsageError
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the flags of this verb."""
+    parser.add_argument("run", metavar="RUN", help="run folder")
+    parser.add_argument(
+        "--checkpoint", default="best", metavar="best|last|N", help="which (default: best)"
+    )
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    add_settings(parser, "export.")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Export a checkpoint of a run."""
+    folder = RunFolder(arguments.run).require_run()
+    flags = settings_of(arguments, method="dpo").export
+    recipe = folder.recipe()
+    given = {name: getattr(flags, name) for name in flags.model_fields_set}
+    recipe = recipe.model_copy(update={"export": recipe.export.model_copy(update=given)})
+    from alignax.cli import finish, terminal
+
+    checkpoints = finish.checkpoints_of(folder, recipe)
+    steps = {"last": checkpoints.steps[-1] if checkpoints.steps else None}
+    steps["best"] = checkpoints.best_step or steps["last"]
+    step = steps.get(arguments.checkpoint)
+    if arguments.checkpoint.isdigit():
+        step = int(arguments.checkpoint)
+    if step is None or step not in checkpoints.steps:
+        raise UsageError(
+            f"run {folder.path} has no checkpoint {arguments.checkpoint!r}",
+            hint=f"it has {', '.join(map(str, checkpoints.steps)) or 'none'}; or best, or last",
+        )
+    written = finish.export_checkpoint(folder, recipe, checkpoints, step)
+    if folder.summary_file.exists():
+        finish.record_exports(folder, read_json(folder.summary_file), written)
+    if arguments.json:
+        terminal.write_result(written)
+    else:
+        for entry in written:
+            terminal.say(f"{entry['kind']} of step {step}: {entry['path']}")
+    return 0

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answer prompts; JSON lines go to stdout or to a file.
+
+  alignax generate --model runs/first --prompt "How do I boil an egg?"
+  alignax generate --model FOLDER --adapter runs/first --prompts prompts.jsonl --output out.jsonl
+
+A prompts file holds JSON lines with `prompt` (text or chat turns) or `messages`, or plain text
+lines. The prompt ends exactly where training's boundary lies.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from alignax.cli.options import Parser, add_settings, require, settings_of
+from alignax.errors import DataError, RunError, UsageError
+
+PROMPT_SETTINGS = (
+    "data.chat_template", "data.stop_token", "data.add_bos", "data.system", "data.render",
+)  # fmt: skip
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the flags of this verb."""
+    parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="a prompt")
+    parser.add_argument("--prompts", metavar="FILE", help="file of prompts (JSON lines or text)")
+    parser.add_argument("--samples", type=int, default=1, metavar="N", help="answers a prompt")
+    add_sampling(parser)
+    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="prompts at once")
+    parser.add_argument("--json", action="store_true", help="print JSON lines (as to a file)")
+    parser.add_argument("--force", action="store_true", help="replace an existing output file")
+    add_settings(parser, "output", "model.", *PROMPT_SETTINGS)
+
+
+def add_sampling(parser: Parser) -> None:
+    """Add the flags that choose tokens."""
+    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="limit")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0: greedy")
+    parser.add_argument("--top-k", type=int, metavar="N", help="sample from the N likeliest")
+    parser.add_argument("--top-p", type=float, metavar="X", help="sample from the likeliest share")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sampling")
+
+
+def check_sampling(arguments: argparse.Namespace) -> None:
+    """Refuse sampling flags that are out of range or without effect."""
+    problems = []
+    if arguments.max_new_tokens < 1:
+        problems.append(f"--max-new-tokens must be at least 1, got {arguments.max_new_tokens}")
+    if arguments.temperature < 0:
+        problems.append(f"--temperature must be at least 0, got {arguments.temperature}")
+    if arguments.top_k is not None and arguments.top_k < 1:
+        problems.append(f"--top-k must be at least 1, got {arguments.top_k}")
+    if arguments.top_p is not None and not 0 < arguments.top_p <= 1:
+        problems.append(f"--top-p must be above 0 and at most 1, got {arguments.top_p}")
+    if arguments.temperature == 0 and (arguments.top_k or arguments.top_p):
+        problems.append("--top-k and --top-p have no effect on greedy decoding (--temperature 0)")
+    if problems:
+        raise UsageError("sampling settings are not valid", problems=problems)
+
+
+def read_prompts(file: str) -> list[Any]:
+    """Read prompts: JSON lines with ``prompt`` or ``messages``, or plain text lines."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise DataError(f"cannot read prompts {file}: {error.strerror}") from error
+    prompts: list[Any] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if not line.lstrip().startswith("{"):
+            prompts.append(line)
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{file}:{number}: not JSON: {error}") from error
+        prompt = row.get("messages", row.get("prompt"))
+        if not prompt:
+            raise DataError(
+                f"{file}:{number}: no 'prompt' and no 'messages' (columns: {', '.join(row)})"
+            )
+        prompts.append(prompt)
+    if not prompts:
+        raise DataError(f"{file} holds no prompts")
+    return prompts
+
+
+def as_turns(prompt: Any, system: str | None) -> list[dict[str, Any]]:
+    """Make chat turns of a text; turns stay as they are."""
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if system and turns[0].get("role") != "system":
+        turns.insert(0, {"role": "system", "content": system})
+    return turns
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Answer prompts."""
+    recipe = settings_of(arguments, method="dpo")
+    require(recipe, "model.path")
+    check_sampling(arguments)
+    prompts: list[Any] = [*arguments.prompt]
+    if arguments.prompts:
+        prompts += read_prompts(arguments.prompts)
+    if not prompts:
+        raise UsageError("no prompts", hint='give --prompt "…" or --prompts FILE')
+    target = Path(recipe.output) if recipe.output else None
+    if target is not None and target.exists() and not arguments.force:
+        raise RunError(f"{target} exists; nothing was written", hint="--force replaces it")
+    from alignax.cli import terminal
+    from alignax.cli.answering import open_sampler
+
+    sampler, encoder = open_sampler(recipe, batch_size=arguments.batch_size)
+    plain = recipe.data.render == "text"
+    ids = [
+        encoder.prompt_ids(p if plain else as_turns(p, recipe.data.system))
+        for p in prompts
+        for _ in range(arguments.samples)
+    ]
+    answers = sampler.generate(
+        ids, max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature,
+        top_k=arguments.top_k, top_p=arguments.top_p, seed=arguments.seed,
+    )  # fmt: skip
+    asked = [p for p in prompts for _ in range(arguments.samples)]
+    records = [
+        {
+            "prompt": prompt, "text": a.text, "finish_reason": a.finish_reason,
+            "tokens": len(a.ids), "logp": sum(a.logps),
+        }
+        for prompt, a in zip(asked, answers, strict=True)
+    ]  # fmt: skip
+    if target is not None:
+        write_lines(target, records)
+        terminal.say(f"{len(records)} answers: {target}")
+    elif arguments.json or arguments.prompts:
+        terminal.write_lines(records)
+    else:
+        terminal.show_answers(records)
+    return 0
+
+
+def write_lines(target: Path, records: Iterable[Any]) -> None:
+    """Write JSON lines to a file, whole or not at all."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.tmp")
+        with partial.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
+        partial.replace(target)
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error.strerror}") from error

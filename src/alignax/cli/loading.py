@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipe → weights, tokenizer, encoder and encoded rows; shared by all verbs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from transformers import PreTrainedTokenizerBase
+
+from alignax.cli import terminal
+from alignax.cli.run_folder import RunFolder
+from alignax.data.audit import DataReport
+from alignax.data.chat import load_template
+from alignax.data.dataset import EncodedDataset, build_dataset, split_by_prompt
+from alignax.data.encode import EncodeOptions, Encoder
+from alignax.errors import DataError, ModelError, UsageError
+from alignax.export.peft import read_adapter
+from alignax.models.lora import LoraSpec, add_lora, peft_to_adapter
+from alignax.models.sharding import build_mesh
+from alignax.models.tokenizer import load_tokenizer
+from alignax.models.weights import LoadedModel, load_model, resolve_model, stop_ids_of
+from alignax.recipe import DataSection, LoraSection, MeshSection, ModelSection, Recipe
+from alignax.train.reference import arrays_hash
+
+
+@dataclass
+class Policy:
+    """A model ready to train or to run.
+
+    Attributes:
+        loaded: The base with its configuration; ``loaded.model`` carries the adapter, if any.
+        tokenizer: The model's tokenizer.
+        lora: Shape of the adapter, or None.
+        adapter_hash: Hash of the adapter that was loaded; None for a fresh one or none.
+        mesh: Device mesh.
+    """
+
+    loaded: LoadedModel
+    tokenizer: PreTrainedTokenizerBase
+    lora: LoraSpec | None
+    adapter_hash: str | None
+    mesh: jax.sharding.Mesh
+
+    @property
+    def model(self) -> Any:
+        """The decoder."""
+        return self.loaded.model
+
+
+def use_compilation_cache() -> None:
+    """Keep compiled programs between runs, so that a second start is quick."""
+    folder = cache_folder() / "xla"
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+def cache_folder() -> Path:
+    """The user's cache folder for alignax (``$ALIGNAX_CACHE`` or ``$XDG_CACHE_HOME``)."""
+    import os
+
+    root = os.environ.get("ALIGNAX_CACHE")
+    if root:
+        return Path(root)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "alignax"
+
+
+def load_policy(
+    model: ModelSection, *, lora: LoraSection | None, mesh: MeshSection, seed: int
+) -> Policy:
+    """Load the base, and the adapter that continues or a fresh one.
+
+    Args:
+        model: Which weights.
+        lora: Settings of a fresh adapter; None: no fresh one.
+        mesh: Devices along each axis.
+        seed: Seed of a fresh adapter.
+    """
+    use_compilation_cache()
+    path = resolve_model(model.path)
+    device_mesh = build_mesh(mesh.data, mesh.fsdp, mesh.tensor)
+    loaded = load_model(str(path), dtype=model.dtype, mesh=device_mesh)
+    tokenizer = load_tokenizer(path)
+    policy = Policy(loaded, tokenizer, None, None, device_mesh)
+    if model.adapter is not None:
+        _continue_adapter(policy, model.adapter, lora)
+    elif lora is not None and lora.enabled:
+        policy.lora = LoraSpec(lora.rank, lora.alpha, lora.dropout, lora_targets(lora))
+        add_lora(loaded.model, policy.lora, key=jax.random.key(seed))
+    return policy
+
+
+def lora_targets(lora: LoraSection) -> Any:
+    """The targets as ``LoraSpec`` takes them."""
+    return lora.targets if isinstance(lora.targets, str) else tuple(lora.targets)
+
+
+def adapter_folder(path: str) -> Path:
+    """Find the adapter in a PEFT folder or in a run folder.
+
+    Raises:
+        ModelError: There is none.
+    """
+    folder = Path(path)
+    for candidate in (folder, folder / "adapter", folder / "export" / "adapter"):
+        if (candidate / "adapter_config.json").exists():
+            return candidate
+    raise ModelError(
+        f"no adapter in {path} (looked for adapter_config.json)",
+        hint="name a PEFT folder, or a run folder that exported one",
+    )
+
+
+def _continue_adapter(policy: Policy, path: str, lora: LoraSection | None) -> None:
+    """Load an adapter onto the base it was trained on; explicit LoRA settings must agree."""
+    folder = adapter_folder(path)
+    tensors, spec, base_hash = read_adapter(folder)
+    if base_hash is not None and base_hash != policy.loaded.weights_hash:
+        raise ModelError(
+            f"adapter {folder} was trained on other weights: it names base {base_hash}, "
+            f"{policy.loaded.path} is {policy.loaded.weights_hash}",
+            hint="load it on the model that it was trained on",
+        )
+    if lora is not None:
+        given = {
+            name: getattr(lora, name)
+            for name in lora.model_fields_set & {"rank", "alpha", "targets"}
+        }
+        have = {"rank": spec.rank, "alpha": spec.alpha, "targets": list(spec.targets)}
+        differ = [
+            f"lora.{name}: the adapter has {have[name]!r}, the recipe {value!r}"
+            for name, value in given.items()
+            if value != have[name] and not (name == "targets" and set(value) == set(have[name]))
+        ]
+        if differ:
+            raise UsageError(
+                "LoRA settings differ from the adapter that is continued", problems=differ
+            )
+        spec = LoraSpec(spec.rank, spec.alpha, lora.dropout, spec.targets)
+        terminal.say(f"adapter {folder}: rank {spec.rank}, alpha {spec.alpha}, as it was trained")
+    add_lora(policy.model, spec, key=jax.random.key(0))
+    peft_to_adapter(policy.model, tensors)
+    policy.lora = spec
+    policy.adapter_hash = arrays_hash(tensors)
+
+
+def build_encoder(policy: Policy, data: DataSection) -> Encoder:
+    """Probe the template and make the encoder that training, scoring and generation share."""
+    if data.chat_template:
+        load_template(policy.tokenizer, data.chat_template)
+    options = EncodeOptions.from_section(data)
+    return Encoder(policy.tokenizer, options, stop_ids=policy.loaded.stop_ids)
+
+
+def tokenizer_encoder(recipe: Recipe) -> tuple[PreTrainedTokenizerBase, Encoder]:
+    """Make an encoder without loading weights, for verbs that look at rows only."""
+    base, _ = run_model(recipe.model.path)
+    path = resolve_model(base)
+    tokenizer = load_tokenizer(path)
+    if recipe.data.chat_template:
+        load_template(tokenizer, recipe.data.chat_template)
+    options = EncodeOptions.from_section(recipe.data)
+    return tokenizer, Encoder(tokenizer, options, stop_ids=stop_ids_of(path))
+
+
+def load_rows(
+    data: DataSection, encoder: Encoder, *, kind: str, paths: Any = None
+) -> tuple[EncodedDataset, DataReport]:
+    """Read, audit and encode rows, with a bar."""
+    with terminal.progress("rows", 0) as advance:
+        del advance  # the bar only shows that something happens while the cache is built
+        return build_dataset(
+            paths if paths is not None else data.path,
+            format=data.format,
+            split=data.split,
+            encoder=encoder,
+            kind=kind,
+            cache_dir=Path(data.cache) if data.cache else cache_folder() / "tokens",
+            max_rows=data.max_rows,
+            max_bad_share=data.max_bad_share,
+        )
+
+
+def load_train_and_eval(
+    data: DataSection, encoder: Encoder, *, kind: str
+) -> tuple[EncodedDataset, EncodedDataset | None, dict[str, Any]]:
+    """Load the training rows and the held-out rows: a file of their own, or a split by prompt.
+
+    Returns:
+        Training rows, held-out rows (None for none), and the content of ``data_report.json``.
+    """
+    rows, report = load_rows(data, encoder, kind=kind)
+    reports: dict[str, Any] = {"train": report.to_json()}
+    if data.eval_path is not None:
+        held_out, eval_report = load_rows(data, encoder, kind=kind, paths=data.eval_path)
+        reports["eval"] = eval_report.to_json()
+        train = rows
+        if data.max_eval_rows is not None:
+            held_out = held_out.select(range(min(data.max_eval_rows, len(held_out))))
+    elif data.eval_fraction == 0:
+        train, held_out = rows, None
+    else:
+        train, held_out = split_by_prompt(rows, data.eval_fraction, data.max_eval_rows)
+    counts = {"train_rows": len(train), "eval_rows": len(held_out) if held_out else 0}
+    reports["split"] = counts | {"by": "file" if data.eval_path else "prompt hash"}
+    if not len(train):
+        raise DataError(f"no training rows are left of {data.path}: {counts}")
+    if held_out is not None and not len(held_out):
+        terminal.warn("no held-out rows: the run will not be evaluated (see data.eval_fraction)")
+        held_out = None
+    return train, held_out, reports
+
+
+def run_model(path: str) -> tuple[str, str | None]:
+    """Turn a run folder into (base model, adapter); any other path is returned as it is."""
+    folder = RunFolder(path)
+    if not folder.recipe_file.exists():
+        return path, None
+    if (folder.export / "adapter").exists():
+        return folder.recipe().model.path, str(folder.export / "adapter")
+    if (folder.export / "merged").exists():
+        return str(folder.export / "merged"), None
+    raise ModelError(f"run {path} has exported nothing yet", hint=f"alignax export {path}")

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of one run: what lies where, and whether it may be written to."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from alignax.errors import RunError
+from alignax.recipe import Recipe, build_recipe, dump_recipe, flatten
+
+IRRELEVANT_TO_RESUME = ("output", "train.resume", "train.keep", "train.log_steps", "export.")
+"""Settings that may change between a run and its continuation."""
+
+
+class RunFolder:
+    """Paths below one run's output folder."""
+
+    def __init__(self, path: str | Path):
+        """Name the folder; nothing is created."""
+        self.path = Path(path)
+        self.recipe_file = self.path / "recipe.yaml"
+        self.fingerprints_file = self.path / "fingerprints.json"
+        self.data_report_file = self.path / "data_report.json"
+        self.summary_file = self.path / "summary.json"
+        self.report_file = self.path / "report.html"
+        self.checkpoints = self.path / "checkpoints"
+        self.samples = self.path / "samples"
+        self.export = self.path / "export"
+        self.tensorboard = self.path / "tensorboard"
+
+    def require_run(self) -> "RunFolder":
+        """Refuse a folder that holds no run.
+
+        Raises:
+            RunError: The folder is missing or is not a run folder.
+        """
+        if not self.recipe_file.exists():
+            state = "is not a run folder (no recipe.yaml)" if self.path.exists() else "is missing"
+            raise RunError(f"{self.path} {state}", hint="name the --output folder of a run")
+        return self
+
+    def require_free(self) -> None:
+        """Refuse to write over another run or over foreign files.
+
+        Raises:
+            RunError: The folder is in use.
+        """
+        if self.path.is_file():
+            raise RunError(f"output {self.path} is a file; nothing was written")
+        if self.recipe_file.exists():
+            raise RunError(
+                f"{self.path} already holds a run; nothing was written",
+                hint="--train.resume continues it; another --output starts anew",
+            )
+        if self.path.exists() and any(self.path.iterdir()):
+            names = sorted(p.name for p in self.path.iterdir())[:3]
+            raise RunError(
+                f"{self.path} is not empty ({', '.join(names)}, …) and holds no run; "
+                "nothing was written",
+                hint="name a new or empty folder with --output",
+            )
+
+    def create(self, recipe: Recipe, fingerprints: Mapping[str, Any]) -> None:
+        """Create the folder and write what identifies the run."""
+        try:
+            self.samples.mkdir(parents=True, exist_ok=True)
+            write_text(self.fingerprints_file, json.dumps(fingerprints, indent=1))
+            write_text(self.recipe_file, dump_recipe(recipe))
+        except OSError as error:
+            raise RunError(f"cannot write to {self.path}: {error.strerror}") from error
+
+    def recipe(self) -> Recipe:
+        """Read the resolved recipe of the run."""
+        tree = yaml.safe_load(self.require_run().recipe_file.read_text(encoding="utf-8"))
+        return build_recipe(flatten(tree))
+
+    def fingerprints(self) -> dict[str, Any]:
+        """Read the run's fingerprints."""
+        return read_json(self.fingerprints_file)
+
+    def evaluations(self, *, up_to: int) -> dict[int, dict[str, float]]:
+        """Read held-out metrics from ``metrics.jsonl``: step → values."""
+        file = self.path / "metrics.jsonl"
+        records = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+        return {
+            r["step"]: {k: v for k, v in r.items() if k not in ("step", "kind")}
+            for r in records
+            if r["kind"] == "eval" and r["step"] <= up_to
+        }
+
+    def require_same(self, fingerprints: Mapping[str, Any]) -> None:
+        """Refuse to continue with other weights, rows or settings.
+
+        Raises:
+            RunError: Fingerprints differ; stored and present ones are shown.
+        """
+        stored = self.fingerprints()
+        problems = [
+            f"{name}: the run has {stored.get(name)}, now {fingerprints.get(name)}"
+            for name in sorted(stored.keys() | fingerprints.keys())
+            if stored.get(name) != fingerprints.get(name) and name not in ("versions", "settings")
+        ]
+        if problems:
+            old, new = stored.get("settings", {}), fingerprints.get("settings", {})
+            problems += [
+                f"{key}: the run has {old.get(key)!r}, now {new.get(key)!r}"
+                for key in sorted(old.keys() | new.keys())
+                if old.get(key) != new.get(key)
+            ]
+            raise RunError(
+                f"{self.path} cannot be continued: it is another run",
+                problems=problems,
+                hint="repeat the command of the run with --train.resume, or start a new --output",
+            )
+
+
+def settings_that_matter(recipe: Recipe) -> dict[str, Any]:
+    """Dotted settings that a continuation must share."""
+    flat = flatten(recipe.model_dump(mode="json"))
+    return {k: v for k, v in flat.items() if not k.startswith(IRRELEVANT_TO_RESUME)}
+
+
+def digest(value: Any) -> str:
+    """Hash a JSON value (16 hex digits)."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically."""
+    partial = path.with_name(f".{path.name}.tmp")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a run folder.
+
+    Raises:
+        RunError: The file is missing or damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(f"{path} is not JSON: {error}") from error

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipe → setup of a run: data, model, loss, reference and plan (``sft`` and ``dpo``)."""
+
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+import alignax
+from alignax.cli import terminal
+from alignax.cli.loading import (
+    Policy,
+    build_encoder,
+    cache_folder,
+    load_policy,
+    load_train_and_eval,
+)
+from alignax.cli.run_folder import RunFolder, digest, settings_that_matter, write_text
+from alignax.data.dataset import EncodedDataset
+from alignax.data.encode import Encoder
+from alignax.data.pipeline import step_batches
+from alignax.data.plan import Plan, plan_epochs, scoring_plan
+from alignax.errors import RunError, UsageError
+from alignax.evaluate.heldout import (
+    build_eval_step,
+    score_heldout,
+    summarize_pairs,
+    summarize_sft,
+)
+from alignax.losses import Objective, build_loss
+from alignax.models.lora import merged
+from alignax.models.sharding import place_batch
+from alignax.recipe import Recipe
+from alignax.train.checkpoint import Checkpoints
+from alignax.train.forward import Network, Weights, split_model
+from alignax.train.hooks import Hook, JsonLines, TensorBoard
+from alignax.train.loop import Cadence, Parts, Result, Speed, fit, measure_peak_flops
+from alignax.train.optimizer import build_optimizer, build_schedule
+from alignax.train.reference import (
+    ReferenceCache,
+    ReferenceIdentity,
+    build_score_step,
+    describe,
+    score_rows,
+)
+from alignax.train.selftest import (
+    check_equal_start,
+    check_first_loss,
+    check_first_update,
+    check_packed_equals_padded,
+)
+from alignax.train.step import ReferencePlan, TrainState, build_train_step, init_state
+
+
+@dataclass
+class Setup:
+    """Everything that a run is made of, before the first step."""
+
+    recipe: Recipe
+    folder: RunFolder
+    policy: Policy
+    encoder: Encoder
+    train: EncodedDataset
+    held_out: EncodedDataset | None
+    reports: dict[str, Any]
+    objective: Objective
+    network: Network
+    start: Weights
+    reference: Weights
+    reference_plan: ReferencePlan
+    identity: ReferenceIdentity
+    plan: Plan
+
+    @property
+    def answers(self) -> int:
+        """Answers of one example."""
+        return self.network.answers
+
+    def batches(self, dataset: EncodedDataset, plan: Plan) -> Any:
+        """Placed batches of a scoring plan, in order."""
+        for _, batch in step_batches(dataset, plan):
+            yield place_batch(batch, self.policy.mesh)
+
+
+def prepare(recipe: Recipe) -> Setup:
+    """Load, check and lay out everything; nothing is written yet."""
+    folder = RunFolder(recipe.output)
+    if recipe.train.resume:
+        folder.require_run()
+    else:
+        folder.require_free()
+    kind = "pair" if recipe.method == "dpo" else "sft"
+    objective = build_objective(recipe)
+    policy = load_policy(recipe.model, lora=recipe.lora, mesh=recipe.mesh, seed=recipe.train.seed)
+    encoder = build_encoder(policy, recipe.data)
+    train, held_out, reports = load_train_and_eval(recipe.data, encoder, kind=kind)
+    network, start = take_apart(recipe, policy)
+    reference, reference_plan, identity = choose_reference(recipe, policy, start, objective)
+    plan = plan_epochs(
+        train.lengths,
+        batch_size=recipe.train.batch_size,
+        epochs=recipe.train.epochs,
+        steps=recipe.train.steps or (None if recipe.train.epochs else 1000),
+        seed=recipe.train.seed,
+        microbatches=recipe.train.accumulate,
+        microbatch_tokens=recipe.train.microbatch_tokens,
+        rows=recipe.mesh.data * recipe.mesh.fsdp,
+        packing=recipe.train.packing,
+    )
+    return Setup(
+        recipe, folder, policy, encoder, train, held_out, reports, objective, network, start,
+        reference, reference_plan, identity, plan,
+    )  # fmt: skip
+
+
+def take_apart(recipe: Recipe, policy: Policy) -> tuple[Network, Weights]:
+    """Split the policy into its static half and its arrays; full training merges an adapter."""
+    if not recipe.lora.enabled and policy.lora is not None:
+        policy.loaded.model = merged(policy.model)
+        policy.lora = None
+    return split_model(
+        policy.model,
+        trains="adapter" if recipe.lora.enabled else "base",
+        answers=2 if recipe.method == "dpo" else 1,
+        compute_dtype=recipe.model.dtype,
+        remat=recipe.train.remat,
+    )
+
+
+def build_objective(recipe: Recipe) -> Objective:
+    """Bind the loss; settings that this method cannot use are refused."""
+    kind = "pair" if recipe.method == "dpo" else "sft"
+    name = recipe.loss.type
+    if name == "auto":
+        name = "sigmoid" if kind == "pair" else "nll"
+    if kind == "sft" and recipe.reference.model_fields_set:
+        raise UsageError("reference settings have no effect on sft, which has no reference")
+    return build_loss(
+        name,
+        kind=kind,
+        beta=recipe.loss.beta,
+        label_smoothing=recipe.loss.label_smoothing,
+        nll_weight=recipe.loss.nll_weight,
+        kl_weight=recipe.loss.kl_weight,
+    )
+
+
+def choose_reference(
+    recipe: Recipe, policy: Policy, start: Weights, objective: Objective
+) -> tuple[Weights, ReferencePlan, ReferenceIdentity]:
+    """Decide what the policy is compared with, and where its log-probs come from.
+
+    With a fresh adapter the base alone is the reference. With an adapter that is continued (DPO
+    after SFT) it is base + that adapter, frozen, unless the recipe asks for the base.
+
+    Raises:
+        UsageError: The asked-for source cannot give this reference.
+    """
+    base_only = policy.adapter_hash is None or recipe.reference.start == "base"
+    identity = ReferenceIdentity(
+        policy.loaded.weights_hash, None if base_only else policy.adapter_hash
+    )
+    if objective.kind == "sft":
+        return start, ReferencePlan("none"), identity
+    source = recipe.reference.source
+    full = not recipe.lora.enabled
+    if full and recipe.reference.start == "base" and policy.adapter_hash is not None:
+        raise UsageError("reference.start: base needs LoRA: full training merges the adapter")
+    if source == "auto":
+        source = "frozen_copy" if full or objective.kl_weight > 0 else "cache"
+    if source == "cache" and objective.kl_weight > 0:
+        raise UsageError(
+            "loss.kl_weight needs the reference's full distribution, which a cache does not hold",
+            hint="leave reference.source at auto",
+        )
+    if source == "adapters_off" and (full or not base_only):
+        what = "full training has no adapters" if full else "the reference includes an adapter"
+        raise UsageError(
+            f"reference.source: adapters_off is not the reference of this run: {what}",
+            problems=[f"reference: {describe(identity)}"],
+            hint="use auto, cache or frozen_copy",
+        )
+    copied = Weights(
+        jax.tree.map(lambda x: x.copy(), start.base) if full else start.base,
+        jax.tree.map(lambda x: x.copy(), start.adapter),
+    )
+    keep_adapter = not base_only and not full
+    return copied, ReferencePlan("cached" if source == "cache" else "live", keep_adapter), identity
+
+
+def fingerprints(setup: Setup) -> dict[str, Any]:
+    """Identify all that a continuation must share."""
+    settings = settings_that_matter(setup.recipe)
+    held_out = setup.held_out
+    return {
+        "base": setup.policy.loaded.weights_hash,
+        "adapter": setup.policy.adapter_hash,
+        "reference": describe(setup.identity),
+        "tokenizer": setup.encoder.tokenizer_hash,
+        "template": setup.encoder.template_hash,
+        "encoding": setup.encoder.digest,
+        "train_rows": digest(list(setup.train.row_ids)),
+        "eval_rows": digest(list(held_out.row_ids)) if held_out is not None else None,
+        "recipe": digest(settings),
+        "settings": settings,
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes."""
+    import flax
+    import optax
+
+    return {
+        "alignax": alignax.__version__,
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "flax": flax.__version__,
+        "optax": optax.__version__,
+        "device": f"{jax.device_count()} × {jax.devices()[0].device_kind}",
+    }

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoded batches → updates: the one trainer, whose method is an argument."""

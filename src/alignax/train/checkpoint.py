@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State ↔ disk: checkpoints that are whole or absent, restored strictly.
+
+Orbax writes a step into a temporary folder and renames it. A manifest with sizes and hashes,
+written last, commits the step: without a manifest that fits, the step does not exist for us.
+``index.json`` names the last, the best and all committed steps.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
+
+from alignax.errors import RunError
+
+HIGHER_IS_BETTER = {"loss": False, "accuracy": True, "margin": True, "perplexity": False}
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Flatten a tree to dotted names."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+class Checkpoints:
+    """The checkpoints of one run: the newest ``keep``, and the best by one metric."""
+
+    def __init__(self, folder: Path, *, keep: int, best_metric: str):
+        """Open or create the folder; what a killed save left behind is removed.
+
+        Attributes:
+            discarded: Names of torn saves that were found and removed.
+        """
+        self.folder = folder.absolute()
+        self.manifests = self.folder / "manifests"
+        self.manifests.mkdir(parents=True, exist_ok=True)
+        self.best_metric = best_metric
+        self.discarded = self._discard_torn()
+        best = policies.BestN(
+            get_metric_fn=lambda metrics: metrics[best_metric],
+            reverse=not HIGHER_IS_BETTER[best_metric],
+            n=1,
+            keep_checkpoints_without_metrics=False,
+        )
+        policy = policies.AnyPreservationPolicy([policies.LatestN(keep), best])
+        self.manager = ocp.CheckpointManager(
+            self.folder,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=policy, enable_async_checkpointing=False
+            ),
+        )
+
+    def _discard_torn(self) -> list[str]:
+        """Remove step folders without a manifest that fits, and temporary folders."""
+        torn = []
+        for path in sorted(self.folder.iterdir()):
+            if path == self.manifests or not path.is_dir():
+                continue
+            if not (path.name.isdigit() and self._whole(path)):
+                torn.append(path.name)
+                shutil.rmtree(path)
+        return torn
+
+    def _whole(self, path: Path) -> bool:
+        """Tell whether a step folder is as its manifest says."""
+        manifest = self.manifests / f"{path.name}.json"
+        try:
+            return json.loads(manifest.read_text()) == file_hashes(path)
+        except (OSError, ValueError):
+            return False
+
+    @property
+    def steps(self) -> list[int]:
+        """Committed steps, oldest first."""
+        return sorted(self.manager.all_steps())
+
+    def save(self, step: int, state: Any, record: Mapping[str, Any]) -> None:
+        """Save a state with its record (data position, fingerprints, held-out metrics).
+
+        Args:
+            step: Updates done.
+            state: Any tree of arrays.
+            record: JSON-serialisable; ``record["metrics"]`` ranks the step if it holds the metric.
+
+        Raises:
+            RunError: The disk refused the save; earlier checkpoints are untouched.
+        """
+        if step in self.steps:
+            return
+        metrics = record.get("metrics") or {}
+        try:
+            self.manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(named_leaves(state)),  # type: ignore[call-arg]
+                    record=ocp.args.JsonSave(dict(record)),  # type: ignore[call-arg]
+                ),
+                metrics=dict(metrics) if self.best_metric in metrics else None,
+            )
+            self.manager.wait_until_finished()
+            self._write(self.manifests / f"{step}.json", file_hashes(self.folder / str(step)))
+            self._write(self.folder / "index.json", self.index())
+        except OSError as error:
+            raise RunError(
+                f"cannot save step {step} in {self.folder}: {error.strerror or error}",
+                hint="free disk space and go on with --train.resume true",
+            ) from error
+
+    def index(self) -> dict[str, Any]:
+        """Describe the committed steps: last, best by the metric, all."""
+        for manifest in self.manifests.glob("*.json"):
+            if int(manifest.stem) not in self.steps:
+                manifest.unlink()
+        return {
+            "last": self.steps[-1] if self.steps else None,
+            "best": self.best_step,
+            "best_metric": self.best_metric,
+            "steps": self.steps,
+        }
+
+    @property
+    def best_step(self) -> int | None:
+        """The committed step with the best held-out metric; None before any evaluation."""
+        sign = -1.0 if HIGHER_IS_BETTER[self.best_metric] else 1.0
+        scored = [
+            (sign * metrics[self.best_metric], step)
+            for step in self.steps
+            if (metrics := (self.record(step).get("metrics") or {})).get(self.best_metric)
+            is not None
+        ]
+        return min(scored)[1] if scored else None
+
+    def record(self, step: int) -> dict[str, Any]:
+        """Read the record of a step."""
+        restored = self.manager.restore(
+            step,
+            args=ocp.args.Composite(record=ocp.args.JsonRestore()),  # type: ignore[call-arg]
+        )
+        return dict(restored["record"])
+
+    def restore(self, step: int, template: Any) -> Any:
+        """Read a state into the structure, dtypes and placement of ``template``.
+
+        Raises:
+            RunError: Leaves are missing, unexpected or mis-shaped; all are listed at once.
+        """
+        wanted = named_leaves(template)
+        self._require_same_leaves(step, wanted)
+        abstract = {
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+            for name, leaf in wanted.items()
+        }
+        restored = self.manager.restore(
+            step,
+            args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)),  # type: ignore[call-arg]
+        )
+        leaves = [restored["state"][name] for name in wanted]
+        return jax.tree.unflatten(jax.tree.structure(template), leaves)
+
+    def _require_same_leaves(self, step: int, wanted: Mapping[str, Any]) -> None:
+        """Compare names, shapes and dtypes before anything is read."""
+        stored = self.manager.item_metadata(step)["state"]
+        found = {name: (tuple(m.shape), str(m.dtype)) for name, m in dict(stored).items()}
+        problems = [f"missing: {name}" for name in wanted.keys() - found.keys()]
+        problems += [f"unexpected: {name}" for name in found.keys() - wanted.keys()]
+        for name in wanted.keys() & found.keys():
+            expected = (tuple(wanted[name].shape), str(wanted[name].dtype))
+            if found[name] != expected:
+                problems.append(f"mis-shaped: {name} is {found[name]}, expected {expected}")
+        if problems:
+            raise RunError(
+                f"checkpoint {step} in {self.folder} does not fit this run",
+                problems=sorted(problems),
+                hint="resume with the recipe that the run was started with",
+            )
+
+    @staticmethod
+    def _write(path: Path, content: Any) -> None:
+        """Write JSON atomically."""
+        partial = path.with_suffix(".tmp")
+        partial.write_text(json.dumps(content, indent=1))
+        partial.replace(path)
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """Hash every file below a folder."""
+    hashes = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        with path.open("rb") as file:
+            hashes[path.relative_to(folder).as_posix()] = hashlib.file_digest(
+                file, "sha256"
+            ).hexdigest()
+    return hashes

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop: batches in, checkpoints and records out.
+
+Everything that differs between methods, models or front ends comes in as an argument.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from alignax.errors import RunError, StoppedByGuard
+from alignax.records import PackedBatch
+from alignax.train.checkpoint import Checkpoints
+from alignax.train.hooks import Hook
+from alignax.train.reference import gather_cached
+from alignax.train.step import TrainState, step_values
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """How far to go and how often to look and save, in steps."""
+
+    total_steps: int
+    eval_steps: int
+    save_steps: int
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What the speed figures of a step are measured against.
+
+    Attributes:
+        body_flops: Useful FLOPs a distinct token (forward and backward through the layers).
+        head_flops: Useful FLOPs an answer token (forward and backward through the head).
+        peak_flops: Measured matrix-multiply FLOPs a second of all devices together.
+    """
+
+    body_flops: float
+    head_flops: float
+    peak_flops: float
+
+    def values(self, batch: PackedBatch, seconds: float) -> dict[str, float]:
+        """Speed figures of one step; ``batch`` holds host arrays."""
+        tokens = int((batch.segments > 0).sum())
+        useful = tokens * self.body_flops + int(batch.answer_count.sum()) * self.head_flops
+        return {
+            "pairs_per_s": int((batch.example >= 0).sum()) / seconds,
+            "tokens_per_s": tokens / seconds,
+            "padding": 1 - tokens / batch.ids.size,
+            "useful_flop_share": useful / (seconds * self.peak_flops),
+            "seconds": seconds,
+        }
+
+
+@dataclass
+class StopFlag:
+    """Set by SIGINT or SIGTERM; the loop then saves after the step at hand and ends."""
+
+    signal_number: int | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator["StopFlag"]:
+        """Catch the first signal; a second one has its usual effect."""
+        previous = {}
+
+        def catch(number: int, _frame: Any) -> None:
+            self.signal_number = number
+            for caught, handler in previous.items():
+                signal.signal(caught, handler)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous[number] = signal.signal(number, catch)
+        try:
+            yield self
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop works with.
+
+    Attributes:
+        step: Compiled update (``step.build_train_step``).
+        frozen: Arrays that are not trained.
+        live: Weights of a live reference, or None.
+        table: [n, s] cached reference log-probs of the training rows, or None.
+        row_ids: Row id of every training row.
+        place: Puts host arrays with a leading micro-batch axis onto the devices.
+        evaluate: ``(trainable, step) → held-out metrics``; None without held-out rows.
+        sample: ``(trainable, step)``; writes answers to the probe prompts.
+        after_first: Checks of the first update: ``(state before, state after, values)``.
+        record: What is saved beside the state.
+        data_state: State of the data iterator, saved beside the train state.
+    """
+
+    step: Callable[..., tuple[TrainState, dict[str, Any]]]
+    frozen: Any
+    live: Any
+    table: np.ndarray | None
+    row_ids: Sequence[str]
+    place: Callable[[Any], Any]
+    evaluate: Callable[[Any, int], dict[str, float]] | None
+    sample: Callable[[Any, int], None]
+    after_first: Callable[[TrainState, TrainState, Mapping[str, float]], None]
+    record: Mapping[str, Any]
+    data_state: Callable[[], Any]
+
+
+@dataclass
+class Result:
+    """How a run ended.
+
+    Attributes:
+        state: The last state.
+        step: Updates done.
+        evaluations: Step → held-out metrics.
+        signal_number: The signal that ended the run early, or None.
+    """
+
+    state: TrainState
+    step: int
+    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
+    signal_number: int | None = None
+
+
+def fit(
+    state: TrainState,
+    batches: Iterable[tuple[int, PackedBatch]],
+    parts: Parts,
+    cadence: Cadence,
+    speed: Speed,
+    checkpoints: Checkpoints,
+    hooks: Sequence[Hook],
+    evaluations: dict[int, dict[str, float]],
+) -> Result:
+    """Train from ``state`` to the last step, or to a signal.
+
+    Args:
+        state: Where to start; its buffers are donated.
+        batches: ``(index of the step, host batch)`` from the next step on.
+        parts: What the loop works with.
+        cadence: How far, how often.
+        speed: Yardsticks of the speed figures.
+        checkpoints: Where states go.
+        hooks: Listeners.
+        evaluations: Held-out metrics so far (step → values); added to.
+
+    Raises:
+        StoppedByGuard: Loss or gradient became NaN or infinite.
+        RunError: The data ended before the last step.
+    """
+    result = Result(state, int(state.step), evaluations)
+    with StopFlag().listening() as stop:
+        for index, batch in batches:
+            started = time.perf_counter()
+            first = jax.device_get(result.state) if index == 0 else None
+            result.state, values = _update(result.state, batch, parts)
+            seconds = time.perf_counter() - started
+            _require_finite(index + 1, values, batch, parts.row_ids)
+            if first is not None:
+                parts.after_first(first, result.state, values)
+            result.step = index + 1
+            for hook in hooks:
+                hook.on_step(result.step, values | speed.values(batch, seconds))
+            last = result.step == cadence.total_steps
+            if last or result.step % cadence.eval_steps == 0:
+                _look(result, parts, hooks)
+            if last or result.step % cadence.save_steps == 0 or stop.signal_number is not None:
+                metrics = result.evaluations.get(result.step)
+                record = {**parts.record, "metrics": metrics, "data": parts.data_state()}
+                checkpoints.save(result.step, result.state, record)
+            if last or stop.signal_number is not None:
+                break
+    result.signal_number = stop.signal_number
+    if result.signal_number is None and result.step < cadence.total_steps:
+        raise RunError(f"the rows ended at step {result.step} of {cadence.total_steps}")
+    return result
+
+
+def _update(
+    state: TrainState, batch: PackedBatch, parts: Parts
+) -> tuple[TrainState, dict[str, float]]:
+    """Run one compiled update and bring its metrics to the host."""
+    cached = None if parts.table is None else gather_cached(parts.table, batch.example)
+    placed, cached = parts.place((batch, cached))
+    state, metrics = parts.step(state, parts.frozen, parts.live, placed, cached)
+    return state, step_values(metrics)
+
+
+def _require_finite(
+    step: int, values: dict[str, float], batch: PackedBatch, row_ids: Sequence[str]
+) -> None:
+    """Stop at the first loss or gradient that is not a number; that update was not applied."""
+    if values.pop("finite"):
+        return
+    rows = [row_ids[i] for i in np.unique(batch.example[batch.example >= 0])]
+    raise StoppedByGuard(
+        f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}; "
+        "the update was not applied",
+        problems=[f"rows of the step: {', '.join(rows)}"],
+        hint="lower optimizer.learning_rate, or look at these rows with `alignax data show`",
+    )
+
+
+def _look(result: Result, parts: Parts, hooks: Sequence[Hook]) -> None:
+    """Evaluate the held-out rows and answer the probe prompts."""
+    if parts.evaluate is not None:
+        values = parts.evaluate(result.state.trainable, result.step)
+        result.evaluations[result.step] = values
+        for hook in hooks:
+            hook.on_eval(result.step, values)
+    parts.sample(result.state.trainable, result.step)
+
+
+def measure_peak_flops(size: int = 1536, repeats: int = 3) -> float:
+    """Measure this machine's float32 matrix-multiply rate (FLOP/s, one device, best of three)."""
+    square = jax.numpy.ones((size, size), jax.numpy.float32)
+    multiply = jax.jit(lambda x: x @ x)
+    multiply(square).block_until_ready()
+    best = math.inf
+    for _ in range(repeats):
+        started = time.perf_counter()
+        multiply(square).block_until_ready()
+        best = min(best, time.perf_counter() - started)
+    return 2 * size**3 / best
