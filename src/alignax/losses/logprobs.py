@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Final hidden states + output head → log-probs of the answer tokens, chunk by chunk.
+
+Choices:
+
+- Only used answer places pass the head, ``chunk`` places of every row at a time, so memory is
+  O(rows · chunk · vocabulary), and no work is done for places beyond the longest row.
+- Rows stay an axis of their own and the vocabulary is only ever reduced, never sliced; a mesh may
+  shard either.
+- Frozen head (LoRA): d log-prob / d hidden = W[target] - softmax · W does not depend on the
+  cotangent. The forward pass under differentiation computes it from the logits that it holds
+  anyway; the backward pass is a multiplication: two matrix products instead of three.
+- Trained head: the backward pass computes each chunk's logits again.
+- Logits, softmax and sums are float32 whatever the model's dtype.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+TAIL = 64
+"""Places in a chunk of the last, incomplete stretch."""
+
+
+class _Options(NamedTuple):
+    """Static settings of one call; ``chunk`` is a multiple of ``tail``."""
+
+    softcap: float | None
+    train_head: bool
+    chunk: int
+    tail: int
+
+
+def token_logps(
+    hidden_bad: Float[Array, "b a d"],
+    head_vd: Float[Array, "v d"],
+    target_ba: Int[Array, "b a"],
+    count_b: Int[Array, " b"],
+    *,
+    softcap: float | None = None,
+    train_head: bool = False,
+    chunk: int = 256,
+) -> Float[Array, "b a"]:
+    """Compute log p(target) at every used answer place, in nats, float32; 0 elsewhere.
+
+    Args:
+        hidden_bad: Hidden states that predict the answer tokens, used places first.
+        head_vd: Output embedding.
+        target_ba: The answer tokens.
+        count_b: Used places of each row.
+        softcap: Logits become ``softcap * tanh(logits / softcap)``.
+        train_head: Whether the head gets a gradient; without it, its gradient is zero.
+        chunk: Places of each row whose logits exist at one time.
+    """
+    slot_count = hidden_bad.shape[1]
+    tail = min(TAIL, chunk, slot_count)
+    options = _Options(softcap, train_head, min(chunk, slot_count) // tail * tail, tail)
+    padding = -slot_count % tail
+    token_logp_ba = _token_logps(
+        jnp.pad(hidden_bad, ((0, 0), (0, padding), (0, 0))),
+        head_vd,
+        jnp.pad(target_ba, ((0, 0), (0, padding))),
+        count_b,
+        options,
+    )
+    return token_logp_ba[:, :slot_count]
+
+
+def _sweep(
+    count_b: Array, options: _Options, body: Callable[[Any, int, Any], Any], carry: Any
+) -> Any:
+    """Fold ``body(start, size, carry)`` over all places that any row uses.
+
+    The number of rounds depends on the data; this is why the gradient is written by hand.
+    """
+    used, (_, _, chunk, tail) = count_b.max(), options
+    whole = used // chunk
+    if chunk > tail:
+        carry = jax.lax.fori_loop(0, whole, lambda i, c: body(i * chunk, chunk, c), carry)
+    rest = 0 if chunk == tail else whole * chunk
+    rounds = (used - rest + tail - 1) // tail
+    return jax.lax.fori_loop(0, rounds, lambda i, c: body(rest + i * tail, tail, c), carry)
+
+
+def _part(values: Array, start: Any, size: int) -> Array:
+    """Take ``size`` places of every row."""
+    return jax.lax.dynamic_slice_in_dim(values, start, size, axis=1)
+
+
+def _put(values: Array, part: Array, start: Any) -> Array:
+    """Write the places that ``_part`` took."""
+    return jax.lax.dynamic_update_slice_in_dim(values, part.astype(values.dtype), start, axis=1)
+
+
+def _logits(hidden_bad: Array, head_vd: Array, softcap: float | None) -> Array:
+    """Project to the vocabulary in float32."""
+    logits_bav = jnp.einsum("bad,vd->bav", hidden_bad, head_vd, preferred_element_type=jnp.float32)
+    return logits_bav if softcap is None else softcap * jnp.tanh(logits_bav / softcap)
+
+
+def _row_sum(values_bav: Array) -> Array:
+    """Sum over the vocabulary; as a product because XLA does not vectorise that sum on CPUs."""
+    ones_v = jnp.ones(values_bav.shape[-1], values_bav.dtype)
+    return jnp.einsum("bav,v->ba", values_bav, ones_v, precision=jax.lax.Precision.HIGHEST)
+
+
+def _log_sum_exp(logits_bav: Array) -> tuple[Array, Array, Array]:
+    """Return shifted exponentials, their sum, and the log of the unshifted sum."""
+    peak_ba = logits_bav.max(-1)
+    exp_bav = jnp.exp(logits_bav - peak_ba[..., None])
+    sum_ba = _row_sum(exp_bav)
+    return exp_bav, sum_ba, peak_ba + jnp.log(sum_ba)
+
+
+def _pick(values_bav: Array, target_ba: Array) -> Array:
+    """Take the target's entry."""
+    return jnp.take_along_axis(values_bav, target_ba[..., None], axis=-1)[..., 0]
+
+
+def _used(shape: tuple[int, ...], count_b: Array) -> Array:
+    """[b, a] mask of used places."""
+    return jnp.arange(shape[1])[None] < count_b[:, None]
+
+
+def _cap_slope(logits: Array, softcap: float | None) -> Array | float:
+    """Derivative of the soft cap, from its output."""
+    return 1.0 if softcap is None else 1.0 - jnp.square(logits / softcap)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _token_logps(
+    hidden_bad: Array, head_vd: Array, target_ba: Array, count_b: Array, options: _Options
+) -> Array:
+    """Forward pass without differentiation: one matrix product."""
+
+    def body(start: Any, size: int, logp_ba: Array) -> Array:
+        logits_bav = _logits(_part(hidden_bad, start, size), head_vd, options.softcap)
+        *_, log_sum_ba = _log_sum_exp(logits_bav)
+        picked_ba = _pick(logits_bav, _part(target_ba, start, size))
+        return _put(logp_ba, picked_ba - log_sum_ba, start)
+
+    logp_ba = _sweep(count_b, options, body, jnp.zeros(target_ba.shape, jnp.float32))
+    return jnp.where(_used(target_ba.shape, count_b), logp_ba, 0.0)
+
+
+def _forward(
+    hidden_bad: Array, head_vd: Array, target_ba: Array, count_b: Array, options: _Options
+) -> tuple[Array, Any]:
+    """Forward pass under differentiation."""
+    if options.train_head:
+        logp_ba = _token_logps(hidden_bad, head_vd, target_ba, count_b, options)
+        return logp_ba, (hidden_bad, head_vd, target_ba, count_b)
+
+    def body(start: Any, size: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        logp_ba, slope_bad = carry
+        part_ba = _part(target_ba, start, size)
+        logits_bav = _logits(_part(hidden_bad, start, size), head_vd, options.softcap)
+        exp_bav, sum_ba, log_sum_ba = _log_sum_exp(logits_bav)
+        picked_ba = _pick(logits_bav, part_ba)
+        weight_bav = exp_bav * _cap_slope(logits_bav, options.softcap)
+        mean_bad = jnp.einsum(
+            "bav,vd->bad",
+            weight_bav.astype(head_vd.dtype),
+            head_vd,
+            preferred_element_type=jnp.float32,
+        )
+        own_bad = head_vd[part_ba].astype(jnp.float32)
+        if options.softcap is not None:
+            own_bad *= jnp.asarray(_cap_slope(picked_ba, options.softcap))[..., None]
+        slope = own_bad - mean_bad / sum_ba[..., None]
+        return _put(logp_ba, picked_ba - log_sum_ba, start), _put(slope_bad, slope, start)
+
+    zeros = jnp.zeros(target_ba.shape, jnp.float32), jnp.zeros_like(hidden_bad)
+    logp_ba, slope_bad = _sweep(count_b, options, body, zeros)
+    used_ba = _used(target_ba.shape, count_b)
+    return jnp.where(used_ba, logp_ba, 0.0), jnp.where(used_ba[..., None], slope_bad, 0)
+
+
+def _backward(options: _Options, residuals: Any, cotangent_ba: Array) -> tuple[Any, ...]:
+    """Gradients for hidden states and, if it is trained, for the head."""
+    if not options.train_head:
+        slope_bad = residuals
+        grad_bad = cotangent_ba[..., None] * slope_bad.astype(jnp.float32)
+        return grad_bad.astype(slope_bad.dtype), None, None, None
+    hidden_bad, head_vd, target_ba, count_b = residuals
+    cotangent_ba = jnp.where(_used(target_ba.shape, count_b), cotangent_ba, 0.0)
+    place_v = jnp.arange(head_vd.shape[0])[None, None]
+
+    def body(start: Any, size: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        grad_bad, grad_vd = carry
+        part_bad = _part(hidden_bad, start, size)
+        logits_bav = _logits(part_bad, head_vd, options.softcap)
+        exp_bav, sum_ba, _ = _log_sum_exp(logits_bav)
+        own_bav = place_v == _part(target_ba, start, size)[..., None]
+        slope_bav = own_bav - exp_bav / sum_ba[..., None]
+        slope_bav *= _part(cotangent_ba, start, size)[..., None]
+        slope_bav *= _cap_slope(logits_bav, options.softcap)
+        slope_bav = slope_bav.astype(head_vd.dtype)
+        product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+        grad_bad = _put(grad_bad, product("bav,vd->bad", slope_bav, head_vd), start)
+        return grad_bad, grad_vd + product("bav,bad->vd", slope_bav, part_bad)
+
+    zeros = jnp.zeros_like(hidden_bad), jnp.zeros(head_vd.shape, jnp.float32)
+    grad_bad, grad_vd = _sweep(count_b, options, body, zeros)
+    return grad_bad, grad_vd.astype(head_vd.dtype), None, None
+
+
+_token_logps.defvjp(_forward, _backward)
+
+
+def answer_sums(
+    values_ba: Float[Array, "b a"],
+    answer_slot_ba: Int[Array, "b a"],
+    answer_count_b: Int[Array, " b"],
+    slot_count: int,
+) -> tuple[Float[Array, "b s"], Int[Array, "b s"]]:
+    """Sum per-token values over each answer of a row.
+
+    Args:
+        values_ba: One value an answer token.
+        answer_slot_ba: Answer that each place belongs to; ``slot_count`` or more for unused.
+        answer_count_b: Used places of each row.
+        slot_count: Answers a row has room for.
+
+    Returns:
+        Sums (float32) and token counts (int32) of every answer slot.
+    """
+    used_ba = _used(values_ba.shape, answer_count_b)
+    slot_ba = jnp.where(used_ba, answer_slot_ba, slot_count)
+    values_ba = jnp.where(used_ba, values_ba.astype(jnp.float32), 0.0)
+
+    def one_row(values_a: Array, slot_a: Array) -> tuple[Array, Array]:
+        add = partial(jax.ops.segment_sum, segment_ids=slot_a, num_segments=slot_count + 1)
+        return add(values_a)[:-1], add(jnp.ones_like(slot_a, jnp.int32))[:-1]
+
+    return jax.vmap(one_row)(values_ba, slot_ba)
+
+
+def token_kl(
+    policy_hidden_bad: Float[Array, "b a d"],
+    reference_hidden_bad: Float[Array, "b a d"],
+    policy_head_vd: Float[Array, "v d"],
+    reference_head_vd: Float[Array, "v d"],
+    count_b: Int[Array, " b"],
+    *,
+    softcap: float | None = None,
+    chunk: int = 256,
+) -> Float[Array, "b a"]:
+    """Compute KL(policy ‖ reference) over the whole vocabulary at every used answer place.
+
+    Nats, float32, 0 in unused places. Differentiable in the policy's arguments; the reference is
+    a constant. The backward pass computes each chunk's logits again.
+    """
+    row_count, slot_count, _ = policy_hidden_bad.shape
+    chunk = min(chunk, slot_count)
+    rounds = -(-slot_count // chunk)
+    padding = ((0, 0), (0, rounds * chunk - slot_count), (0, 0))
+    policy_bad = jnp.pad(policy_hidden_bad, padding)
+    reference_bad = jax.lax.stop_gradient(jnp.pad(reference_hidden_bad, padding))
+    reference_head_vd = jax.lax.stop_gradient(reference_head_vd)
+    used_ba = _used((row_count, rounds * chunk), count_b)
+
+    def divergence(start: Any) -> Array:
+        ours_bav = _logits(_part(policy_bad, start, chunk), policy_head_vd, softcap)
+        theirs_bav = _logits(_part(reference_bad, start, chunk), reference_head_vd, softcap)
+        *_, our_sum_ba = _log_sum_exp(ours_bav)
+        *_, their_sum_ba = _log_sum_exp(theirs_bav)
+        probability_bav = jnp.exp(ours_bav - our_sum_ba[..., None])
+        mean_ba = _row_sum(probability_bav * (ours_bav - theirs_bav))
+        return jnp.where(_part(used_ba, start, chunk), mean_ba - our_sum_ba + their_sum_ba, 0.0)
+
+    def one_chunk(start: Any) -> Array:
+        blank = jnp.zeros((row_count, chunk), jnp.float32)
+        return jax.lax.cond(
+            start < count_b.max(), jax.checkpoint(divergence), lambda _: blank, start
+        )
+
+    kl_gba = jax.lax.map(one_chunk, jnp.arange(rounds) * chunk)
+    return jnp.moveaxis(kl_gba, 0, 1).reshape(row_count, -1)[:, :slot_count]

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log-probs of pairs → the curves that tell whether preferences are learnt.
+
+| name                                   | meaning                                     | weight   |
+|----------------------------------------|---------------------------------------------|----------|
+| reward_chosen, reward_rejected         | β · (policy - reference) log-prob           | pairs    |
+| margin                                 | reward_chosen - reward_rejected             | pairs    |
+| accuracy                               | margin > 0                                  | pairs    |
+| ties                                   | margin = 0 exactly (all pairs at step 0)    | pairs    |
+| chosen_logratio, rejected_logratio     | (policy - reference) log-prob, per token    | tokens   |
+| chosen_logp, rejected_logp             | policy log-prob, per token                  | tokens   |
+
+A tie counts as wrong in the accuracy and is shown apart, so that nobody reads a half as a result.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from alignax.records import PairLogps, Weighted
+
+
+def preference_metrics(
+    pair: PairLogps, valid_p: Bool[Array, " p"], *, beta: float
+) -> dict[str, Weighted]:
+    """Measure the valid pairs of a batch; see the module's table.
+
+    Args:
+        pair: [p] arrays.
+        valid_p: Which slots hold a pair.
+        beta: Scale of the rewards.
+    """
+
+    def over_pairs(values_p: Array) -> Weighted:
+        total = jnp.where(valid_p, values_p, 0).sum().astype(jnp.float32)
+        return Weighted(total, valid_p.sum().astype(jnp.float32))
+
+    def over_tokens(values_p: Array, tokens_p: Array) -> Weighted:
+        total = jnp.where(valid_p, values_p, 0).sum().astype(jnp.float32)
+        return Weighted(total, jnp.where(valid_p, tokens_p, 0).sum().astype(jnp.float32))
+
+    chosen_p = pair.policy_chosen - pair.reference_chosen
+    rejected_p = pair.policy_rejected - pair.reference_rejected
+    margin_p = beta * (chosen_p - rejected_p)
+    return {
+        "reward_chosen": over_pairs(beta * chosen_p),
+        "reward_rejected": over_pairs(beta * rejected_p),
+        "margin": over_pairs(margin_p),
+        "accuracy": over_pairs(margin_p > 0),
+        "ties": over_pairs(margin_p == 0),
+        "chosen_logratio": over_tokens(chosen_p, pair.chosen_tokens),
+        "rejected_logratio": over_tokens(rejected_p, pair.rejected_tokens),
+        "chosen_logp": over_tokens(pair.policy_chosen, pair.chosen_tokens),
+        "rejected_logp": over_tokens(pair.policy_rejected, pair.rejected_tokens),
+    }
