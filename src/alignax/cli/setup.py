@@ -135,9 +135,7 @@ def take_apart(recipe: Recipe, policy: Policy) -> tuple[Network, Weights]:
 def build_objective(recipe: Recipe) -> Objective:
     """Bind the loss; settings that this method cannot use are refused."""
     kind = "pair" if recipe.method == "dpo" else "sft"
-    name = recipe.loss.type
-    if name == "auto":
-        name = "sigmoid" if kind == "pair" else "nll"
+    name = None if recipe.loss.type == "auto" else recipe.loss.type
     if kind == "sft" and recipe.reference.model_fields_set:
         raise UsageError("reference settings have no effect on sft, which has no reference")
     return build_loss(

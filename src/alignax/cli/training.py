@@ -149,7 +149,7 @@ def first_update_check(setup: Setup) -> Callable[..., None]:
     equal_start = not (
         setup.recipe.reference.start == "base" and setup.policy.adapter_hash is not None
     )
-    plain = setup.objective.name == "sigmoid" and setup.objective.nll_weight == 0
+    plain = setup.objective.spec.name == "sigmoid" and setup.objective.nll_weight == 0
 
     def check(before: TrainState, after: TrainState, values: Mapping[str, float]) -> None:
         # Dropout on an adapter that is not zero moves the policy off its reference by design.
