@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
@@ -53,6 +54,10 @@ class Checkpoints:
         policy = policies.AnyPreservationPolicy([policies.LatestN(keep), best])
         self.manager = ocp.CheckpointManager(
             self.folder,
+            item_handlers={
+                "state": ocp.StandardCheckpointHandler(),
+                "record": ocp.JsonCheckpointHandler(),
+            },
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=policy, enable_async_checkpointing=False
             ),
@@ -168,7 +173,7 @@ class Checkpoints:
     def _require_same_leaves(self, step: int, wanted: Mapping[str, Any]) -> None:
         """Compare names, shapes and dtypes before anything is read."""
         stored = self.manager.item_metadata(step)["state"]
-        found = {name: (tuple(m.shape), str(m.dtype)) for name, m in dict(stored).items()}
+        found = {name: (tuple(m.shape), str(jnp.dtype(m.dtype))) for name, m in stored.items()}
         problems = [f"missing: {name}" for name in wanted.keys() - found.keys()]
         problems += [f"unexpected: {name}" for name in found.keys() - wanted.keys()]
         for name in wanted.keys() & found.keys():
