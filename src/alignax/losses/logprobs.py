@@ -60,14 +60,15 @@ def token_logps(
     tail = min(TAIL, chunk, slot_count)
     options = _Options(softcap, train_head, min(chunk, slot_count) // tail * tail, tail)
     padding = -slot_count % tail
+    used_ba = _used(target_ba, count_b)
     token_logp_ba = _token_logps(
-        jnp.pad(hidden_bad, ((0, 0), (0, padding), (0, 0))),
+        jnp.pad(_blank(hidden_bad, used_ba), ((0, 0), (0, padding), (0, 0))),
         head_vd,
         jnp.pad(target_ba, ((0, 0), (0, padding))),
         count_b,
         options,
     )
-    return token_logp_ba[:, :slot_count]
+    return jnp.where(used_ba, token_logp_ba[:, :slot_count], 0.0)
 
 
 def _sweep(
@@ -121,9 +122,14 @@ def _pick(values_bav: Array, target_ba: Array) -> Array:
     return jnp.take_along_axis(values_bav, target_ba[..., None], axis=-1)[..., 0]
 
 
-def _used(shape: tuple[int, ...], count_b: Array) -> Array:
+def _used(places_ba: Array, count_b: Array) -> Array:
     """[b, a] mask of used places."""
-    return jnp.arange(shape[1])[None] < count_b[:, None]
+    return jnp.arange(places_ba.shape[1])[None] < count_b[:, None]
+
+
+def _blank(hidden_bad: Array, used_ba: Array) -> Array:
+    """Zero the unused places, so that whatever lies there (NaN too) stays out of gradients."""
+    return jnp.where(used_ba[..., None], hidden_bad, 0)
 
 
 def _cap_slope(logits: Array, softcap: float | None) -> Array | float:
@@ -143,8 +149,7 @@ def _token_logps(
         picked_ba = _pick(logits_bav, _part(target_ba, start, size))
         return _put(logp_ba, picked_ba - log_sum_ba, start)
 
-    logp_ba = _sweep(count_b, options, body, jnp.zeros(target_ba.shape, jnp.float32))
-    return jnp.where(_used(target_ba.shape, count_b), logp_ba, 0.0)
+    return _sweep(count_b, options, body, jnp.zeros(target_ba.shape, jnp.float32))
 
 
 def _forward(
@@ -175,9 +180,7 @@ def _forward(
         return _put(logp_ba, picked_ba - log_sum_ba, start), _put(slope_bad, slope, start)
 
     zeros = jnp.zeros(target_ba.shape, jnp.float32), jnp.zeros_like(hidden_bad)
-    logp_ba, slope_bad = _sweep(count_b, options, body, zeros)
-    used_ba = _used(target_ba.shape, count_b)
-    return jnp.where(used_ba, logp_ba, 0.0), jnp.where(used_ba[..., None], slope_bad, 0)
+    return _sweep(count_b, options, body, zeros)
 
 
 def _backward(options: _Options, residuals: Any, cotangent_ba: Array) -> tuple[Any, ...]:
@@ -187,7 +190,6 @@ def _backward(options: _Options, residuals: Any, cotangent_ba: Array) -> tuple[A
         grad_bad = cotangent_ba[..., None] * slope_bad.astype(jnp.float32)
         return grad_bad.astype(slope_bad.dtype), None, None, None
     hidden_bad, head_vd, target_ba, count_b = residuals
-    cotangent_ba = jnp.where(_used(target_ba.shape, count_b), cotangent_ba, 0.0)
     place_v = jnp.arange(head_vd.shape[0])[None, None]
 
     def body(start: Any, size: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -229,7 +231,7 @@ def answer_sums(
     Returns:
         Sums (float32) and token counts (int32) of every answer slot.
     """
-    used_ba = _used(values_ba.shape, answer_count_b)
+    used_ba = _used(values_ba, answer_count_b)
     slot_ba = jnp.where(used_ba, answer_slot_ba, slot_count)
     values_ba = jnp.where(used_ba, values_ba.astype(jnp.float32), 0.0)
 
@@ -259,10 +261,10 @@ def token_kl(
     chunk = min(chunk, slot_count)
     rounds = -(-slot_count // chunk)
     padding = ((0, 0), (0, rounds * chunk - slot_count), (0, 0))
-    policy_bad = jnp.pad(policy_hidden_bad, padding)
-    reference_bad = jax.lax.stop_gradient(jnp.pad(reference_hidden_bad, padding))
-    reference_head_vd = jax.lax.stop_gradient(reference_head_vd)
-    used_ba = _used((row_count, rounds * chunk), count_b)
+    used_ba = _used(policy_hidden_bad[..., 0], count_b)
+    policy_bad = jnp.pad(_blank(policy_hidden_bad, used_ba), padding)
+    reference_bad = jnp.pad(_blank(reference_hidden_bad, used_ba), padding)
+    reference_bad, reference_head_vd = jax.lax.stop_gradient((reference_bad, reference_head_vd))
 
     def divergence(start: Any) -> Array:
         ours_bav = _logits(_part(policy_bad, start, chunk), policy_head_vd, softcap)
@@ -271,7 +273,7 @@ def token_kl(
         *_, their_sum_ba = _log_sum_exp(theirs_bav)
         probability_bav = jnp.exp(ours_bav - our_sum_ba[..., None])
         mean_ba = _row_sum(probability_bav * (ours_bav - theirs_bav))
-        return jnp.where(_part(used_ba, start, chunk), mean_ba - our_sum_ba + their_sum_ba, 0.0)
+        return mean_ba - our_sum_ba + their_sum_ba
 
     def one_chunk(start: Any) -> Array:
         blank = jnp.zeros((row_count, chunk), jnp.float32)
@@ -280,4 +282,5 @@ def token_kl(
         )
 
     kl_gba = jax.lax.map(one_chunk, jnp.arange(rounds) * chunk)
-    return jnp.moveaxis(kl_gba, 0, 1).reshape(row_count, -1)[:, :slot_count]
+    kl_ba = jnp.moveaxis(kl_gba, 0, 1).reshape(row_count, -1)[:, :slot_count]
+    return jnp.where(used_ba, kl_ba, 0.0)
