@@ -203,19 +203,29 @@ class RunReport:
     Attributes:
         title: Shown at the top.
         verdict: One paragraph of plain words.
-        headline: Label → value, for the cards on top.
+        status: What the verdict comes to: ``"better"``, ``"unclear"``, ``"worse"`` or
+            ``"unfinished"``.
+        best_step: The step whose weights are the result; None while that is open.
+        advice: What to do or to look at next, one sentence each.
+        facts: Label → value, for the line below the title.
+        headline: One dict a card: ``label``, ``before``, ``after``, ``interval``, ``note``.
         curves: Metric name → list of (step, value).
         evaluations: One dict a held-out evaluation, in step order.
-        samples: One dict a prompt: ``prompt``, ``before``, ``after``.
+        samples: One dict a prompt: ``prompt``, ``before``, ``after``, and why each ended.
         data_report: As in ``data_report.json``.
         events: As in ``events.jsonl``.
         settings: The resolved recipe.
         fingerprints: As in ``fingerprints.json``.
+        exports: What was written below ``export/``, with its checks.
     """
 
     title: str
     verdict: str
-    headline: dict[str, str] = field(default_factory=dict)
+    status: str = "unfinished"
+    best_step: int | None = None
+    advice: list[str] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    headline: list[dict[str, str]] = field(default_factory=list)
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
@@ -223,3 +233,4 @@ class RunReport:
     events: list[dict[str, Any]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     fingerprints: dict[str, Any] = field(default_factory=dict)
+    exports: list[dict[str, Any]] = field(default_factory=list)

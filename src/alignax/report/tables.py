@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a report → HTML tables; every value is escaped here."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from alignax.recipe import Recipe, known_keys
+from alignax.records import RunReport
+
+EVALUATION_COLUMNS = (
+    ("loss", "loss", 4),
+    ("accuracy", "accuracy", 3),
+    ("margin", "margin", 4),
+    ("perplexity", "perplexity", 3),
+    ("kl/token", "KL/token", 4),
+    ("chosen_logratio", "chosen Δ/token", 4),
+    ("rejected_logratio", "rejected Δ/token", 4),
+)
+
+
+def text(value: Any) -> str:
+    """Format and escape any JSON value for a cell."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    if isinstance(value, float):
+        return escape(number(value))
+    if isinstance(value, Mapping):
+        return "<br>".join(f"{escape(str(k))}: {text(v)}" for k, v in value.items()) or "–"
+    if isinstance(value, list | tuple):
+        shown = "<br>".join(text(item) for item in value[:5]) or "–"
+        return shown + (f"<br>… and {len(value) - 5} more" if len(value) > 5 else "")
+    return escape(str(value))
+
+
+def number(value: float, digits: int | None = None) -> str:
+    """Format a number; what is not finite says so."""
+    if not math.isfinite(value):
+        return "not finite" if math.isnan(value) else ("∞" if value > 0 else "-∞")
+    return f"{value:.{digits}f}" if digits is not None else f"{value:.6g}"
+
+
+def table(
+    head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], *, numeric: bool = False
+) -> str:
+    """Build a table from escaped cells; each row is (class, cells)."""
+    kind = ' class="number"' if numeric else ""
+    columns = "".join(f"<th{kind if i else ''}>{cell}</th>" for i, cell in enumerate(head))
+    body = []
+    for name, (first, *rest) in rows:
+        cells = "".join(f"<td{kind}>{cell}</td>" for cell in rest)
+        mark = f' class="{name}"' if name else ""
+        body.append(f'<tr{mark}><th scope="row">{first}</th>{cells}</tr>')
+    return (
+        f'<div class="panel table"><div class="scroll"><table><thead><tr>{columns}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div></div>"
+    )
+
+
+def evaluations(report: RunReport) -> str:
+    """Show every held-out evaluation, the result's row marked."""
+    used = [c for c in EVALUATION_COLUMNS if any(c[0] in e for e in report.evaluations)]
+    rows = []
+    for values in report.evaluations:
+        cells = [str(values["step"])]
+        for name, _, digits in used:
+            if name == "accuracy" and values.get("ties") == 1:
+                cells.append("all tied")
+                continue
+            cell = number(values[name], digits) if name in values else "–"
+            low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
+            if low is not None and high is not None:
+                cell += f"<small>{number(low, digits)} to {number(high, digits)}</small>"
+            cells.append(cell)
+        rows.append(("result" if values["step"] == report.best_step else "", cells))
+    return table(["step", *(label for _, label, _ in used)], rows, numeric=True)
+
+
+def data_audit(data_report: Mapping[str, Any]) -> str:
+    """Show the audit of training and held-out rows beside each other."""
+    parts = {k: v for k, v in data_report.items() if isinstance(v, Mapping) and k != "split"}
+    keys = list(dict.fromkeys(key for part in parts.values() for key in part))
+    rows = []
+    for key in keys:
+        cells = [
+            dropped(part[key]) if key == "dropped" else text(part[key]) if key in part else "–"
+            for part in parts.values()
+        ]
+        if any(cell != "–" for cell in cells):
+            rows.append(("", [escape(key.replace("_", " ")), *cells]))
+    return table(["", *(escape(name) for name in parts)], rows)
+
+
+def dropped(reasons: Any) -> str:
+    """Show each reason with its count and the first row ids."""
+    if not isinstance(reasons, Mapping) or not reasons:
+        return "none"
+    lines = []
+    for reason, entry in reasons.items():
+        if isinstance(entry, Mapping):
+            ids = [str(row) for row in list(entry.get("rows", []))[:3]]
+            more = f' <span class="soft mono">{escape(", ".join(ids))}</span>' if ids else ""
+            lines.append(f"{escape(str(reason))}: {text(entry.get('count'))}{more}")
+        else:
+            lines.append(f"{escape(str(reason))}: {text(entry)}")
+    return "<br>".join(lines)
+
+
+def settings(tree: Mapping[str, Any]) -> tuple[str, str]:
+    """Show settings that differ from the defaults, and all of them."""
+    fields = known_keys()
+    defaults = dict(flatten(Recipe().model_dump(mode="json")))
+    changed, everything = [], []
+    for key, value in flatten(tree):
+        default, known = defaults.get(key), key in fields
+        meaning = escape(str(fields[key].description)) if known else ""
+        differs = not known or value != default
+        cells = [f"<code>{escape(key)}</code>", setting(value), setting(default), meaning]
+        everything.append(("changed" if differs else "", cells))
+        if differs:
+            changed.append(("", cells))
+    head = ["setting", "value", "default", "meaning"]
+    return table(head, changed), table(head, everything)
+
+
+def setting(value: Any) -> str:
+    """Format one setting; an empty one is a dash."""
+    if value in (None, ""):
+        return "–"
+    return text(", ".join(map(str, value)) if isinstance(value, list) else value)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """List nested settings by dotted key."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def fingerprints(marks: Mapping[str, Any]) -> str:
+    """Show hashes and versions; settings have their own table."""
+    rows = [
+        ("", [escape(key.replace("_", " ")), f'<span class="mono">{text(value)}</span>'])
+        for key, value in flatten({k: v for k, v in marks.items() if k != "settings"})
+    ]
+    return table(["", "value"], rows)
+
+
+def events(records: Sequence[Mapping[str, Any]]) -> str:
+    """Show what happened, in order."""
+    rows = [
+        (
+            "",
+            [
+                text(record.get("step", "–")),
+                text(record.get("kind", "")),
+                text(record.get("message", "")),
+            ],
+        )
+        for record in records
+    ]
+    return table(["step", "event", "what happened"], rows)
+
+
+def exports(records: Sequence[Mapping[str, Any]]) -> str:
+    """Show the exported forms with their checks."""
+    rows = []
+    for record in records:
+        checks = {k: v for k, v in record.items() if k not in ("kind", "path")}
+        cells = [text(record.get("kind")), f"<code>{text(record.get('path'))}</code>", text(checks)]
+        rows.append(("", cells))
+    return table(["form", "where", "checked against the trained model"], rows)
