@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys and values of tokens that were already read."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from alignax.models.config import DecoderConfig
+
+
+class KVCache(NamedTuple):
+    """Static-size memory of a batch of sequences.
+
+    Attributes:
+        keys: [l, b, c, k, h] rotated keys.
+        values: [l, b, c, k, h].
+        positions: [b, c] position of each stored token; -1 where nothing is stored.
+        length: Slots in use, padding included; the next token goes there.
+    """
+
+    keys: Any
+    values: Any
+    positions: Any
+    length: Any
+
+
+def init_cache(config: DecoderConfig, batch: int, capacity: int, dtype: Any) -> KVCache:
+    """Allocate an empty cache for ``batch`` sequences of up to ``capacity`` tokens."""
+    shape = (config.layer_count, batch, capacity, config.kv_head_count, config.head_dim)
+    return KVCache(
+        jnp.zeros(shape, dtype),
+        jnp.zeros(shape, dtype),
+        jnp.full((batch, capacity), -1, jnp.int32),
+        jnp.zeros((), jnp.int32),
+    )
+
+
+def extend(stored: jax.Array, new: jax.Array, start: Any) -> jax.Array:
+    """Write [b, t, …] into [b, c, …] from slot ``start`` on."""
+    return jax.lax.dynamic_update_slice_in_dim(stored, new.astype(stored.dtype), start, axis=1)
