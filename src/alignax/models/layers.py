@@ -109,9 +109,7 @@ def rotary_angles(
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def scaled_frequencies(
-    inverse: Float[Array, " e"], scaling: RopeScaling
-) -> Float[Array, " e"]:
+def scaled_frequencies(inverse: Float[Array, " e"], scaling: RopeScaling) -> Float[Array, " e"]:
     """Stretch rotary frequencies for contexts longer than those of pre-training."""
     if scaling.kind == "linear":
         return inverse / scaling.factor

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays → places on a device mesh with the axes ``data``, ``fsdp`` and ``tensor``.
+
+Rows of a batch are split over ``data`` and ``fsdp``; weights over ``fsdp`` (their width of the
+residual stream) and ``tensor`` (heads, MLP, vocabulary: Shoeybi et al. 2019). A dimension that an
+axis does not divide stays whole. The compiler derives the collectives.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from alignax.errors import UsageError
+
+AXES = ("data", "fsdp", "tensor")
+
+LAYOUT: dict[str, tuple[str | None, ...]] = {
+    "embed.weight": ("tensor", "fsdp"),
+    "lm_head.weight": ("tensor", "fsdp"),
+    **{f"{n}.kernel": (None, "fsdp", "tensor") for n in ("q_proj", "k_proj", "v_proj")},
+    **{f"{n}.kernel": (None, "fsdp", "tensor") for n in ("gate_proj", "up_proj")},
+    **{f"{n}.kernel": (None, "tensor", "fsdp") for n in ("o_proj", "down_proj")},
+}
+"""Last two parts of a parameter's name → mesh axis of each dimension; all else is whole."""
+
+
+def build_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
+    """Arrange the first data × fsdp × tensor devices.
+
+    Raises:
+        UsageError: There are fewer devices.
+    """
+    wanted, devices = data * fsdp * tensor, jax.devices()
+    if wanted > len(devices):
+        raise UsageError(
+            f"mesh.data {data} × mesh.fsdp {fsdp} × mesh.tensor {tensor} needs {wanted} devices, "
+            f"there are {len(devices)}"
+        )
+    return Mesh(np.array(devices[:wanted]).reshape(data, fsdp, tensor), AXES)
+
+
+def place_model(model: nnx.Module, mesh: Mesh) -> list[str]:
+    """Move a model's arrays to their places, in place.
+
+    Returns:
+        A notice for every dimension that was left whole because an axis does not divide it.
+    """
+    notices: list[str] = []
+    graphdef, state = nnx.split(model)
+
+    def place(path: Any, leaf: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
+        spec, notes = _spec(name, leaf.shape, mesh)
+        notices.extend(notes)
+        return jax.device_put(leaf, NamedSharding(mesh, spec))
+
+    nnx.update(model, jax.tree_util.tree_map_with_path(place, state))
+    del graphdef
+    return notices
+
+
+def _spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> tuple[PartitionSpec, list[str]]:
+    """Choose the mesh axis of each dimension of one array."""
+    layout = LAYOUT.get(".".join(name.split(".")[-2:]), (None,) * len(shape))
+    axes: list[str | None] = []
+    notices = []
+    for size, axis in zip(shape, layout, strict=True):
+        if axis is not None and size % mesh.shape[axis]:
+            notices.append(f"{name}: {size} is not a multiple of mesh.{axis}; left whole")
+            axis = None
+        axes.append(axis)
+    return PartitionSpec(*axes), notices
+
+
+def place_batch(tree: Any, mesh: Mesh) -> Any:
+    """Put host arrays [g, b, …] onto the mesh, rows split over ``data`` and ``fsdp``."""
+    sharding = NamedSharding(mesh, PartitionSpec(None, ("data", "fsdp")))
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), tree)
+
+
+def place_like(tree: Any, mesh: Mesh) -> Any:
+    """Put small arrays whole onto every device of the mesh."""
+    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
