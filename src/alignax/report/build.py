@@ -230,7 +230,7 @@ def _note(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> dic
     if name == "kl/token" and "kl/token" in after:
         return {"note": BAND_TEXT[kl_band(after["kl/token"])]}
     if name == "loss" and "accuracy" in after:
-        return {"note": "0.6931 knows nothing"}
+        return {"note": "a coin gets 0.6931"}
     if name == "perplexity":
         return {"note": "of the chosen answers" if "accuracy" in after else "of the answers"}
     return {"note": "β included; 0 at the reference"} if name == "margin" else {}

@@ -52,6 +52,8 @@ STYLE = {
     "axes.grid.axis": "y",
     "grid.color": RULE,
     "grid.linewidth": 0.6,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
     "legend.frameon": False,
     "legend.fontsize": 8,
 }
@@ -69,7 +71,6 @@ class Chart:
         level: A horizontal line to compare with, and its label.
         band: A shaded range.
         smooth: Whether training values are noisy enough to need a running mean.
-        log: Whether the value axis is logarithmic.
     """
 
     title: str
@@ -79,7 +80,6 @@ class Chart:
     level: tuple[float, str] | None = None
     band: tuple[float, float] | None = None
     smooth: bool = True
-    log: bool = False
 
 
 LN2 = math.log(2)
@@ -88,7 +88,7 @@ PAIR_CHARTS = (
     Chart(
         "Loss",
         (("loss", "loss"),),
-        "How badly the model still ranks the pairs; ln 2 is what a coin gets.",
+        "How badly the model still ranks the pairs; ln\u00a02 is what a coin gets.",
         "held-out values that rise while training values fall: overfitting.",
         level=(LN2, "ln 2"),
     ),
@@ -149,7 +149,6 @@ COMMON_CHARTS = (
         (("grad_norm", "norm"),),
         "Length of the gradient before clipping.",
         "spikes of several times the usual, or values near 0.",
-        log=True,
     ),
     Chart(
         "Learning rate",
@@ -187,7 +186,7 @@ def draw(
 ) -> str:
     """Draw one chart as an ``<svg>`` element."""
     with mpl.rc_context({**STYLE, "svg.hashsalt": chart.title}):
-        figure = Figure(figsize=(4.4, 2.35), layout="constrained")
+        figure = Figure(figsize=(3.5, 2.15), layout="constrained")
         axes = figure.add_subplot()
         for (name, label), colour in zip(chart.lines, (FIRST, SECOND), strict=False):
             _training(axes, curves.get(name, ()), colour, label, chart)
@@ -257,26 +256,26 @@ def _held_out(
 
 def _frame(axes: Axes, chart: Chart) -> None:
     """Add the band, the level, the axes and the legend."""
-    if chart.log and all(
-        line.get_ydata().min() > 0 for line in axes.lines if len(line.get_ydata())
-    ):
-        axes.set_yscale("log")
     if chart.band:
-        axes.axhspan(*chart.band, color=GOOD, alpha=0.13, linewidth=0)
+        low, high = chart.band
+        axes.axhspan(low, high, color=GOOD, alpha=0.13, linewidth=0)
+        reached = max((max(line.get_ydata()) for line in axes.lines), default=0.0)
+        axes.set_ylim(-0.05 * low, max(2.0 * low, 1.2 * reached))
     if chart.level:
         value, label = chart.level
         axes.axhline(value, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
         axes.annotate(
             label,
             (1, value),
+            (0, 2),
             xycoords=("axes fraction", "data"),
+            textcoords="offset points",
             ha="right",
-            va="bottom",
             fontsize=7,
         )
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.set_xlabel("step", labelpad=1)
-    axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4)) if not chart.log else None
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4))
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) > 1:
         axes.figure.legend(handles, labels, loc="outside upper left", ncols=2, borderpad=0)
@@ -303,4 +302,10 @@ def _inline(svg: str, title: str) -> str:
     )
     for colour, variable in PALETTE.items():
         svg = svg.replace(colour, variable)
+    svg = re.sub(r' (?:d|x|y|width|height|transform)="[^"]*"', _round, svg)
     return re.sub(r"\n\s*", "\n", svg).strip()
+
+
+def _round(attribute: re.Match[str]) -> str:
+    """Round coordinates to hundredths of a point, which nobody can see."""
+    return re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", attribute[0])

@@ -62,11 +62,13 @@ def _head(report: RunReport) -> str:
     if advice:
         advice = f'<p class="label">Next</p><ul>{advice}</ul>'
     cards = "".join(map(_card, report.headline))
+    first, _, rest = report.verdict.partition(". ")
+    first += "." * bool(rest)
     return (
         f'<header>\n<h1>{escape(report.title)}</h1>\n<dl class="facts">{facts}</dl>\n</header>\n'
         f'<div class="panel verdict {escape(report.status)}">'
         f'<span class="badge">{escape(BADGES.get(report.status, report.status))}</span>'
-        f"<p>{escape(report.verdict)}</p>{advice}</div>\n"
+        f"<p><strong>{escape(first)}</strong> {escape(rest)}</p>{advice}</div>\n"
         f'<div class="cards">{cards}</div>\n'
     )
 

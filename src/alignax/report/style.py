@@ -34,7 +34,7 @@ p { margin: 0 0 10px; }
   background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 18px 20px;
 }
 .verdict { border-left: 5px solid var(--ink-soft); }
-.verdict p { max-width: 80ch; }
+.verdict p { max-width: 88ch; }
 .verdict ul { margin: 4px 0 0; padding-left: 1.2em; }
 .verdict li { margin: 3px 0; }
 .badge {
@@ -63,7 +63,7 @@ p { margin: 0 0 10px; }
 table { border-collapse: collapse; width: 100%; font-size: .88rem; }
 th, td { text-align: left; padding: 7px 14px; border-bottom: 1px solid var(--rule);
   vertical-align: top; }
-tr:last-child td, tr:last-child th { border-bottom: 0; }
+tbody tr:last-child td, tbody tr:last-child th { border-bottom: 0; }
 thead th { color: var(--ink-soft); font-weight: 600; white-space: nowrap; }
 tbody th { font-weight: 500; }
 td.number, th.number { text-align: right; white-space: nowrap;

@@ -27,18 +27,24 @@ def text(value: Any) -> str:
     if isinstance(value, float):
         return escape(number(value))
     if isinstance(value, Mapping):
-        return "<br>".join(f"{escape(str(k))}: {text(v)}" for k, v in value.items()) or "–"
+        return "<br>".join(f"{words(k)}: {text(v)}" for k, v in value.items()) or "–"
     if isinstance(value, list | tuple):
         shown = "<br>".join(text(item) for item in value[:5]) or "–"
         return shown + (f"<br>… and {len(value) - 5} more" if len(value) > 5 else "")
     return escape(str(value))
 
 
+def words(name: Any) -> str:
+    """Turn a field's name into words."""
+    return escape(str(name).replace("_", " "))
+
+
 def number(value: float, digits: int | None = None) -> str:
     """Format a number; what is not finite says so."""
     if not math.isfinite(value):
         return "not finite" if math.isnan(value) else ("∞" if value > 0 else "-∞")
-    return f"{value:.{digits}f}" if digits is not None else f"{value:.6g}"
+    rounded = f"{value:.{digits}f}" if digits is not None else f"{value:.6g}"
+    return rounded.removeprefix("-") if float(rounded) == 0 else rounded
 
 
 def table(
@@ -88,7 +94,7 @@ def data_audit(data_report: Mapping[str, Any]) -> str:
             for part in parts.values()
         ]
         if any(cell != "–" for cell in cells):
-            rows.append(("", [escape(key.replace("_", " ")), *cells]))
+            rows.append(("", [words(key), *cells]))
     return table(["", *(escape(name) for name in parts)], rows)
 
 
@@ -101,9 +107,9 @@ def dropped(reasons: Any) -> str:
         if isinstance(entry, Mapping):
             ids = [str(row) for row in list(entry.get("rows", []))[:3]]
             more = f' <span class="soft mono">{escape(", ".join(ids))}</span>' if ids else ""
-            lines.append(f"{escape(str(reason))}: {text(entry.get('count'))}{more}")
+            lines.append(f"{words(reason)}: {text(entry.get('count'))}{more}")
         else:
-            lines.append(f"{escape(str(reason))}: {text(entry)}")
+            lines.append(f"{words(reason)}: {text(entry)}")
     return "<br>".join(lines)
 
 
@@ -143,7 +149,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
 def fingerprints(marks: Mapping[str, Any]) -> str:
     """Show hashes and versions; settings have their own table."""
     rows = [
-        ("", [escape(key.replace("_", " ")), f'<span class="mono">{text(value)}</span>'])
+        ("", [words(key), f'<span class="mono">{text(value)}</span>'])
         for key, value in flatten({k: v for k, v in marks.items() if k != "settings"})
     ]
     return table(["", "value"], rows)
@@ -156,7 +162,7 @@ def events(records: Sequence[Mapping[str, Any]]) -> str:
             "",
             [
                 text(record.get("step", "–")),
-                text(record.get("kind", "")),
+                words(record.get("kind", "")),
                 text(record.get("message", "")),
             ],
         )

@@ -100,7 +100,7 @@ def _judge_pairs(
         "worse": "The model moved against the preference",
     }[status]
     relation = "clear of" if change else "not clear of"
-    start = f"{before['margin']:.3f}".replace("-0.000", "0.000")
+    start = f"{before['margin'] or 0.0:.3f}"
     sentences = [
         (
             f"{opening}: on {int(after['n'])} held-out pairs the mean reward margin went from {start} "
@@ -253,7 +253,7 @@ def _about_best_step(finding: Finding) -> list[str]:
     ]
     if finding.best_step == 0:
         words.append("That is the model as it was: no update improved it.")
-    elif finding.last and finding.after and finding.last["loss"] > finding.after["loss"]:
+    elif finding.last and finding.after and _change(finding.after, finding.last, "loss") == 1:
         words.append(
             f"After it the held-out loss rose again to {finding.last['loss']:.4f}: the run was "
             "longer than useful."
