@@ -137,8 +137,7 @@ def _cap_slope(logits: Array, softcap: float | None) -> Array | float:
     return 1.0 if softcap is None else 1.0 - jnp.square(logits / softcap)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _token_logps(
+def _plain(
     hidden_bad: Array, head_vd: Array, target_ba: Array, count_b: Array, options: _Options
 ) -> Array:
     """Forward pass without differentiation: one matrix product."""
@@ -157,7 +156,7 @@ def _forward(
 ) -> tuple[Array, Any]:
     """Forward pass under differentiation."""
     if options.train_head:
-        logp_ba = _token_logps(hidden_bad, head_vd, target_ba, count_b, options)
+        logp_ba = _plain(hidden_bad, head_vd, target_ba, count_b, options)
         return logp_ba, (hidden_bad, head_vd, target_ba, count_b)
 
     def body(start: Any, size: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -211,6 +210,7 @@ def _backward(options: _Options, residuals: Any, cotangent_ba: Array) -> tuple[A
     return grad_bad, grad_vd.astype(head_vd.dtype), None, None
 
 
+_token_logps = jax.custom_vjp(_plain, nondiff_argnums=(4,))
 _token_logps.defvjp(_forward, _backward)
 
 
@@ -242,6 +242,42 @@ def answer_sums(
     return jax.vmap(one_row)(values_ba, slot_ba)
 
 
+def _plain_divergence(
+    ours_bad: Array, our_head_vd: Array, theirs_bad: Array, their_head_vd: Array, softcap: Any
+) -> Array:
+    """KL of one chunk."""
+    ours_bav = _logits(ours_bad, our_head_vd, softcap)
+    theirs_bav = _logits(theirs_bad, their_head_vd, softcap)
+    exp_bav, sum_ba, our_log_sum_ba = _log_sum_exp(ours_bav)
+    *_, their_log_sum_ba = _log_sum_exp(theirs_bav)
+    mean_ba = _row_sum(exp_bav * (ours_bav - theirs_bav)) / sum_ba
+    return mean_ba - our_log_sum_ba + their_log_sum_ba
+
+
+def _forward_divergence(*args: Any) -> tuple[Array, Any]:
+    """Keep the arguments only: logits of all chunks must not be stored."""
+    return _plain_divergence(*args), args[:-1]
+
+
+def _backward_divergence(softcap: Any, residuals: Any, cotangent_ba: Array) -> tuple[Any, ...]:
+    """d KL / d logit = p · (log ratio - its mean under p); the normalisers cancel."""
+    ours_bad, our_head_vd, theirs_bad, their_head_vd = residuals
+    ours_bav = _logits(ours_bad, our_head_vd, softcap)
+    gap_bav = ours_bav - _logits(theirs_bad, their_head_vd, softcap)
+    exp_bav, sum_ba, _ = _log_sum_exp(ours_bav)
+    mean_ba = _row_sum(exp_bav * gap_bav) / sum_ba
+    slope_bav = exp_bav * (gap_bav - mean_ba[..., None]) * (cotangent_ba / sum_ba)[..., None]
+    slope_bav = (slope_bav * _cap_slope(ours_bav, softcap)).astype(our_head_vd.dtype)
+    product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    grad_bad = product("bav,vd->bad", slope_bav, our_head_vd).astype(ours_bad.dtype)
+    grad_vd = product("bav,bad->vd", slope_bav, ours_bad).astype(our_head_vd.dtype)
+    return grad_bad, grad_vd, None, None
+
+
+_divergence = jax.custom_vjp(_plain_divergence, nondiff_argnums=(4,))
+_divergence.defvjp(_forward_divergence, _backward_divergence)
+
+
 def token_kl(
     policy_hidden_bad: Float[Array, "b a d"],
     reference_hidden_bad: Float[Array, "b a d"],
@@ -264,22 +300,14 @@ def token_kl(
     used_ba = _used(policy_hidden_bad[..., 0], count_b)
     policy_bad = jnp.pad(_blank(policy_hidden_bad, used_ba), padding)
     reference_bad = jnp.pad(_blank(reference_hidden_bad, used_ba), padding)
-    reference_bad, reference_head_vd = jax.lax.stop_gradient((reference_bad, reference_head_vd))
-
-    def divergence(start: Any) -> Array:
-        ours_bav = _logits(_part(policy_bad, start, chunk), policy_head_vd, softcap)
-        theirs_bav = _logits(_part(reference_bad, start, chunk), reference_head_vd, softcap)
-        *_, our_sum_ba = _log_sum_exp(ours_bav)
-        *_, their_sum_ba = _log_sum_exp(theirs_bav)
-        probability_bav = jnp.exp(ours_bav - our_sum_ba[..., None])
-        mean_ba = _row_sum(probability_bav * (ours_bav - theirs_bav))
-        return mean_ba - our_sum_ba + their_sum_ba
 
     def one_chunk(start: Any) -> Array:
-        blank = jnp.zeros((row_count, chunk), jnp.float32)
-        return jax.lax.cond(
-            start < count_b.max(), jax.checkpoint(divergence), lambda _: blank, start
-        )
+        def measure() -> Array:
+            ours_bad, theirs_bad = (_part(x, start, chunk) for x in (policy_bad, reference_bad))
+            return _divergence(ours_bad, policy_head_vd, theirs_bad, reference_head_vd, softcap)
+
+        blank_ba = jnp.zeros((row_count, chunk), jnp.float32)
+        return jax.lax.cond(start < count_b.max(), measure, lambda: blank_ba)
 
     kl_gba = jax.lax.map(one_chunk, jnp.arange(rounds) * chunk)
     kl_ba = jnp.moveaxis(kl_gba, 0, 1).reshape(row_count, -1)[:, :slot_count]

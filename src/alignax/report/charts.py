@@ -34,7 +34,7 @@ INK, RULE, FIRST, SECOND, GOOD = PALETTE
 POINTS = 300
 """Points of a curve that are drawn; more would only make the page heavier."""
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.size": 8,
@@ -259,7 +259,7 @@ def _frame(axes: Axes, chart: Chart) -> None:
     if chart.band:
         low, high = chart.band
         axes.axhspan(low, high, color=GOOD, alpha=0.13, linewidth=0)
-        reached = max((max(line.get_ydata()) for line in axes.lines), default=0.0)
+        reached = max((float(np.max(line.get_ydata())) for line in axes.lines), default=0.0)
         axes.set_ylim(-0.05 * low, max(2.0 * low, 1.2 * reached))
     if chart.level:
         value, label = chart.level

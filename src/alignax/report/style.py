@@ -66,6 +66,7 @@ th, td { text-align: left; padding: 7px 14px; border-bottom: 1px solid var(--rul
 tbody tr:last-child td, tbody tr:last-child th { border-bottom: 0; }
 thead th { color: var(--ink-soft); font-weight: 600; white-space: nowrap; }
 tbody th { font-weight: 500; }
+tbody th code { white-space: nowrap; }
 td.number, th.number { text-align: right; white-space: nowrap;
   font-variant-numeric: tabular-nums; }
 td.number small { display: block; color: var(--ink-soft); }
@@ -109,8 +110,17 @@ footer { margin-top: 48px; color: var(--ink-soft); font-size: .84rem; }
   .panel, tr { break-inside: avoid; }
   .sample .prompt pre { max-height: none; }
   h2 { break-after: avoid; margin-top: 24px; }
-  .charts { grid-template-columns: 1fr 1fr; }
-  details::details-content { content-visibility: visible; block-size: auto; }
-  summary { display: none; }
+  p.soft { break-after: avoid; }
+  .cards { grid-template-columns: repeat(auto-fit, minmax(120px, 1fr)); gap: 6px; }
+  .cards .panel { padding: 8px 10px; }
+  .cards .value { font-size: 1.2rem; }
+  .charts { grid-template-columns: 1fr 1fr 1fr; gap: 8px; }
+  .charts .panel { padding: 8px; }
+  .charts p { font-size: .72rem; }
+  .scroll { overflow: visible; }
+  table { font-size: .74rem; }
+  th, td { padding: 4px 7px; }
+  thead th { white-space: normal; }
+  details { display: none; }
 }
 """

@@ -116,7 +116,7 @@ def dropped(reasons: Any) -> str:
 def settings(tree: Mapping[str, Any]) -> tuple[str, str]:
     """Show settings that differ from the defaults, and all of them."""
     fields = known_keys()
-    defaults = dict(flatten(Recipe().model_dump(mode="json")))
+    defaults = dict(flatten(Recipe.model_validate({}).model_dump(mode="json")))
     changed, everything = [], []
     for key, value in flatten(tree):
         default, known = defaults.get(key), key in fields
