@@ -172,22 +172,29 @@ def deal(sizes: np.ndarray, steps: int, seed: tuple[int, int] | None) -> list[li
         for hand, example in zip(takers.tolist(), stratum.tolist(), strict=True):
             hands[hand].append(example)
         sums[takers] += sizes[stratum]
-    _even_out(hands, sums, sizes)
+    _even_out(hands, sums, sizes, move=False)
     shuffle = range(steps) if generator is None else generator.permutation(steps).tolist()
     return [hands[i] for i in shuffle]
 
 
-def _even_out(hands: list[list[int]], sums: np.ndarray, sizes: np.ndarray) -> None:
-    """Swap examples between the fullest and the emptiest hand while that helps, in place."""
+def _even_out(hands: list[list[int]], sums: np.ndarray, sizes: np.ndarray, *, move: bool) -> None:
+    """Swap examples between the fullest and the emptiest hand while that helps, in place.
+
+    With ``move`` an example may also change hands without another in return.
+    """
     for _ in range(4 * len(hands)):
         high, low = int(sums.argmax()), int(sums.argmin())
         gap = int(sums[high] - sums[low])
-        gains = sizes[hands[high]][:, None] - sizes[hands[low]][None, :]
+        given_back = np.append(sizes[hands[low]], 0) if move else sizes[hands[low]]
+        gains = sizes[hands[high]][:, None] - given_back[None, :]
         i, j = np.unravel_index(np.abs(2 * gains - gap).argmin(), gains.shape)
         gain = int(gains[i, j])
         if not 0 < gain < gap:
             return
-        hands[high][i], hands[low][j] = hands[low][j], hands[high][i]
+        example = hands[high].pop(int(i))
+        if j < len(hands[low]):
+            hands[high].append(hands[low].pop(int(j)))
+        hands[low].append(example)
         sums[high] -= gain
         sums[low] += gain
 
@@ -219,14 +226,16 @@ def _layout(
 
 
 def _spread(hand: Sequence[int], sizes: np.ndarray, rows: int) -> tuple[list[Row], int]:
-    """Put the longest example first, each into the emptiest row."""
+    """Put the longest example first, each into the emptiest row, then even out."""
     flat: list[Row] = [[] for _ in range(rows)]
-    loads = [0] * rows
+    loads = np.zeros(rows, np.int64)
     for example in sorted(hand, key=lambda i: (-int(sizes[i]), i)):
-        row = loads.index(min(loads))
+        row = int(loads.argmin())
         flat[row].append(example)
-        loads[row] += int(sizes[example])
-    return flat, max(loads)
+        loads[row] += sizes[example]
+    if rows > 1:
+        _even_out(flat, loads, sizes, move=True)
+    return flat, int(loads.max())
 
 
 def _shape(
