@@ -106,7 +106,7 @@ def test_logps_of_preference_pairs(model, reference):
         prompt, *answers = (reference[f"hh{index}_{name}_ids"] for name in names)
         logits = row_logits(model, prompt, *answers)
         sums.append(
-            [token_logps(l, answer).sum() for l, answer in zip(logits, answers, strict=True)]
+            [token_logps(part, answer).sum() for part, answer in zip(logits, answers, strict=True)]
         )
     np.testing.assert_allclose(sums, reference["hh_logps_chosen_rejected"], rtol=0, atol=2e-3)
 

@@ -169,7 +169,7 @@ class _Cursor:
     """Reads little-endian values one after another; refuses to read past the end."""
 
     def __init__(self, data: np.ndarray):
-        self.view = memoryview(data)
+        self.view = data.data
         self.at = 0
 
     def take(self, count: int) -> memoryview:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model folder or GGUF file → tokenizer, with its chat template and special tokens.
 
-A folder's own files are taken as they are; ``tokenizer.json`` wins. A GGUF file only names its splitting rule and lists
-pieces and merges (or scores), so the tokenizer is put together here with ``tokenizers``.
+A folder's own files are taken as they are; ``tokenizer.json`` wins. A GGUF file only names its
+splitting rule and lists pieces and merges (or scores), so the tokenizer is put together here.
 """
 
 from collections.abc import Callable, Mapping

