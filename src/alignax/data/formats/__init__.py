@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of any known format → examples.
+
+To add a format: one file with ``matches(row)`` and ``parse(row)``, one line in ``FORMATS``, three
+rows (good, tie, broken) for the battery in ``tests/data``.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from alignax.data.formats import hh, sft, sharegpt, trl
+from alignax.data.formats.turns import RowProblem
+from alignax.data.sources import Broken
+from alignax.errors import DataError, UsageError
+from alignax.records import Conversation, Dropped, Example, PreferencePair
+
+
+@dataclass(frozen=True)
+class Format:
+    """One row format.
+
+    Attributes:
+        kind: ``"pair"`` (chosen and rejected) or ``"sft"`` (one answer).
+        matches: Whether a row looks like it.
+        parse: Row → fields of ``PreferencePair`` or ``Conversation``; raises ``RowProblem``.
+        columns: Columns that it reads.
+        example: What a row looks like, for error messages.
+    """
+
+    kind: Literal["pair", "sft"]
+    matches: Callable[[Mapping[str, Any]], bool]
+    parse: Callable[[Mapping[str, Any]], dict[str, Any]]
+    columns: tuple[str, ...]
+    example: str
+
+
+_SCORES = (*(name for pair in trl.SCORES for name in pair), "metadata")
+_PAIR = ("prompt", "chosen", "rejected", "system", "tools", "messages", "prompt_id", *_SCORES)
+
+FORMATS: dict[str, Format] = {
+    "hh": Format("pair", hh.matches, hh.parse, ("chosen", "rejected"), "chosen, rejected: transcripts"),
+    "sharegpt": Format(
+        "pair", sharegpt.matches, sharegpt.parse,
+        ("conversations", "conversation", "chosen", "rejected", "system", "tools", *_SCORES),
+        "conversations: turns; chosen, rejected: turns",
+    ),
+    "ultrafeedback": Format(
+        "pair", trl.matches_scored, trl.parse, _PAIR, "chosen, rejected: turns or text; scores"
+    ),
+    "trl": Format(
+        "pair", trl.matches, trl.parse, _PAIR, "[prompt,] chosen, rejected: text or turns"
+    ),
+    "messages": Format(
+        "sft", sft.matches_messages, sft.parse_messages,
+        ("messages", "conversations", "system", "tools"), "messages: turns",
+    ),
+    "prompt-response": Format(
+        "sft", sft.matches_prompt, sft.parse_prompt, ("prompt", *sft.RESPONSES, "system", "tools"),
+        "prompt, response",
+    ),
+    "alpaca": Format(
+        "sft", sft.matches_alpaca, sft.parse_alpaca, ("instruction", "input", "output", "system"),
+        "instruction, [input,] output",
+    ),
+}  # fmt: skip
+
+IMAGE_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
+
+
+def detect(name: str, rows: Sequence[Any], *, kind: str, source: str) -> str:
+    """Choose the format of a data set from its first rows.
+
+    Args:
+        name: A format, or ``"auto"``.
+        rows: First rows.
+        kind: ``"pair"``, or ``"sft"``, which takes pairs too (their chosen answer).
+        source: For messages.
+
+    Raises:
+        UsageError: Unknown format name.
+        DataError: No format fits; columns and nearest formats are listed.
+    """
+    fitting = {n: f for n, f in FORMATS.items() if kind == "sft" or f.kind == "pair"}
+    if name != "auto":
+        if name not in FORMATS:
+            near = difflib.get_close_matches(name, FORMATS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(FORMATS)}"
+            raise UsageError(f"unknown data.format {name!r}", hint=hint)
+        if name not in fitting:
+            raise UsageError(
+                f"data.format {name!r} has one answer a row; pairs are needed",
+                hint=f"formats with pairs: {', '.join(fitting)}",
+            )
+        return name
+    objects = [row for row in rows if isinstance(row, Mapping)]
+    refused = sorted({c for row in objects for c in IMAGE_COLUMNS if row.get(c)})
+    if refused:
+        raise DataError(f"{source} has images or sound ({', '.join(refused)}); alignax reads text")
+    counts = {n: sum(f.matches(row) for row in objects) for n, f in fitting.items()}
+    best = max(counts, key=lambda n: counts[n])
+    if counts[best]:
+        return best
+    columns = sorted({column for row in objects for column in row})
+    raise DataError(
+        f"{source} has no known format for {kind} rows: its columns are "
+        f"{', '.join(columns) or 'none (rows are not objects)'}",
+        problems=[f"{n} wants {fitting[n].example}" for n in _nearest(columns, fitting)],
+        hint="rename the columns, or name the format with --data.format",
+    )
+
+
+def _nearest(columns: Sequence[str], formats: Mapping[str, Format]) -> list[str]:
+    """Order formats by how many of their columns are there."""
+    return sorted(formats, key=lambda n: -len(set(columns) & set(formats[n].columns)))[:4]
+
+
+def parse_row(
+    format_name: str, row: Any, *, kind: str, row_id: str, place: str
+) -> Example | Dropped:
+    """Parse one row; whatever is wrong with it becomes ``Dropped`` with a reason."""
+    form = FORMATS[format_name]
+    if isinstance(row, Broken):
+        return Dropped(row_id, "not_json", row.error, place)
+    if not isinstance(row, Mapping):
+        return Dropped(row_id, "wrong_type", f"the row is {type(row).__name__}", place)
+    try:
+        fields = form.parse(row)
+    except RowProblem as problem:
+        if problem.fatal:
+            raise DataError(f"{place} (row {row_id}): {problem.detail}") from problem
+        return Dropped(row_id, problem.reason, problem.detail, place)
+    if kind == "pair":
+        return PreferencePair(row_id=row_id, place=place, **fields)
+    response = fields["chosen"] if form.kind == "pair" else fields["response"]
+    return Conversation(row_id, fields["prompt"], response, fields.get("tools", ()), place)

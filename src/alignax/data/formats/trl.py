@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TRL preference rows, standard (text) and conversational, with explicit or implicit prompt.
+
+UltraFeedback's binarised rows are of this kind, with scores beside the pair.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from alignax.data.formats.turns import (
+    RowProblem,
+    is_turns,
+    require_answer,
+    require_prompt,
+    split_common,
+    tools,
+    turns,
+    with_system,
+)
+
+SCORES = (
+    ("score_chosen", "score_rejected"), ("chosen_score", "rejected_score"),
+    ("chosen-rating", "rejected-rating"), ("chosen_rating", "rejected_rating"),
+)  # fmt: skip
+
+
+def _answer(value: Any) -> bool:
+    return isinstance(value, str | Mapping) or is_turns(value)
+
+
+def matches(row: Mapping[str, Any]) -> bool:
+    """Recognise ``chosen`` and ``rejected`` as text or turns, with or without ``prompt``."""
+    if "conversations" in row or "conversation" in row:
+        return False
+    return (
+        "chosen" in row
+        and "rejected" in row
+        and any(map(_answer, (row["chosen"], row["rejected"])))
+    )
+
+
+def matches_scored(row: Mapping[str, Any]) -> bool:
+    """Recognise the same with scores (UltraFeedback)."""
+    return matches(row) and scores(row) != (None, None)
+
+
+def scores(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Find the two scores, beside the pair or in ``metadata``."""
+    nested = row.get("metadata")
+    for holder in (row, nested if isinstance(nested, Mapping) else {}):
+        for names in SCORES:
+            found = [holder.get(name) for name in names]
+            if all(isinstance(v, int | float) and not isinstance(v, bool) for v in found):
+                return float(found[0]), float(found[1])  # type: ignore[arg-type]
+    return None, None
+
+
+def parse(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Read any of the four forms."""
+    chosen_score, rejected_score = scores(row)
+    extra = {"chosen_score": chosen_score, "rejected_score": rejected_score}
+    for side in ("chosen", "rejected"):
+        if row.get(side) is None:
+            raise RowProblem("null", f"{side} is null or missing")
+    prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
+    if isinstance(chosen, str) and isinstance(rejected, str) and not is_turns(prompt):
+        if tools(row):
+            raise RowProblem(
+                "tools_in_text", "a row of plain text cannot show its tools", fatal=True
+            )
+        return {**_text(prompt, chosen, rejected), **extra}
+    return {**_turns(row, prompt, chosen, rejected), **extra, "tools": tools(row)}
+
+
+def _text(prompt: Any, chosen: str, rejected: str) -> dict[str, Any]:
+    """Read plain text; without a prompt it is what both answers begin with, in whole words."""
+    if prompt is None:
+        return _implicit(chosen, rejected)
+    if not isinstance(prompt, str):
+        raise RowProblem("wrong_type", f"prompt is {type(prompt).__name__}, text or turns expected")
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+def _implicit(chosen: str, rejected: str) -> dict[str, Any]:
+    if chosen == rejected:
+        raise RowProblem("identical", "chosen and rejected are the same text")
+    end = 0
+    for ours, theirs in zip(chosen, rejected, strict=False):
+        if ours != theirs:
+            break
+        end += 1
+    if end in (len(chosen), len(rejected)):
+        raise RowProblem("prefix_pair", "one text is the beginning of the other")
+    # Back to the start of the word in which they differ; its white space goes with the answer.
+    if not (chosen[end].isspace() and rejected[end].isspace()):
+        while end and not chosen[end - 1].isspace():
+            end -= 1
+    while end and chosen[end - 1].isspace():
+        end -= 1
+    if not end:
+        raise RowProblem(
+            "no_prompt", "chosen and rejected share no beginning, and prompt is absent"
+        )
+    return {"prompt": chosen[:end], "chosen": chosen[end:], "rejected": rejected[end:]}
+
+
+def _turns(row: Mapping[str, Any], prompt: Any, chosen: Any, rejected: Any) -> dict[str, Any]:
+    """Read turns; a side that repeats the prompt, or has it only there, is understood."""
+    sides = {"chosen": turns(chosen, "chosen"), "rejected": turns(rejected, "rejected")}
+    if is_turns(prompt):
+        given = turns(prompt, "prompt")
+        for name, side in sides.items():
+            if len(side) > len(given) and side[: len(given)] == given:
+                sides[name] = side[len(given) :]
+    elif all(side[0]["role"] != "assistant" and len(side) > 1 for side in sides.values()):
+        given, sides["chosen"], sides["rejected"] = split_common(sides["chosen"], sides["rejected"])
+    elif isinstance(prompt, str):
+        given = ({"role": "user", "content": prompt},)
+    else:
+        given = ()
+    answers = {name: require_answer(side, name) for name, side in sides.items()}
+    return {"prompt": with_system(require_prompt(given), row), **answers}

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spellings of chat turns → ``role``/``content`` messages, and where a pair's answers begin."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from alignax.records import Message
+
+ROLES = {
+    "human": "user", "user": "user", "prompter": "user",
+    "gpt": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant",
+    "chatgpt": "assistant", "function_call": "assistant",
+    "system": "system", "developer": "developer",
+    "tool": "tool", "observation": "tool", "function": "tool", "ipython": "tool",
+}  # fmt: skip
+
+
+class RowProblem(Exception):
+    """A row cannot be used; it is dropped and counted under ``reason``.
+
+    ``fatal`` problems (a template that cannot show what the row holds) stop the whole reading.
+    """
+
+    def __init__(self, reason: str, detail: str = "", *, fatal: bool = False):
+        """Keep the reason under which the row is counted, and what was seen."""
+        super().__init__(detail or reason)
+        self.reason = reason
+        self.detail = detail
+        self.fatal = fatal
+
+
+def is_turns(value: Any) -> bool:
+    """Tell whether a value is a list of chat turns."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(m, Mapping) and ("role" in m or "from" in m) for m in value)
+    )
+
+
+def turn(value: Any, field: str) -> Message:
+    """Normalise one turn; absent (null) fields are left out.
+
+    Raises:
+        RowProblem: It is no turn, or has an unknown role or no content.
+    """
+    if not isinstance(value, Mapping):
+        raise RowProblem("wrong_type", f"{field} holds {type(value).__name__}, a turn expected")
+    spoken = value.get("role", value.get("from"))
+    role = ROLES.get(str(spoken).lower())
+    if role is None:
+        raise RowProblem("role", f"{field} has role {spoken!r}")
+    content = value.get("content", value.get("value"))
+    message = {
+        k: v for k, v in value.items() if v is not None and k not in ("role", "from", "value")
+    }
+    message = {"role": role, **message, "content": content}
+    if str(spoken).lower() == "function_call":
+        message |= {"content": "", "tool_calls": [_call(content, field)]}
+    if message.get("tool_calls"):
+        message["tool_calls"] = [_call(c, field) for c in _as_list(message["tool_calls"])]
+        message["content"] = message["content"] or ""
+    if isinstance(content, list):
+        message["content"] = _parts(content, field)
+    if message["content"] is None:
+        raise RowProblem("null", f"{field} has a turn without content")
+    if not isinstance(message["content"], str):
+        raise RowProblem("wrong_type", f"{field} has content of {type(content).__name__}")
+    return message
+
+
+def _parts(parts: Sequence[Any], field: str) -> str:
+    """Join text parts; images are refused by name."""
+    texts = []
+    for part in parts:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, Mapping) and part.get("type", "text") == "text":
+            texts.append(str(part.get("text") or ""))
+        else:
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise RowProblem("not_text", f"{field} has a content part of type {kind!r}")
+    return "".join(texts)
+
+
+def _as_list(value: Any) -> list[Any]:
+    """Parse a list that may be given as JSON text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise RowProblem("wrong_type", f"tool field is not JSON: {error}") from error
+    return value if isinstance(value, list) else [value]
+
+
+def _call(value: Any, field: str) -> dict[str, Any]:
+    """Normalise a tool call: arguments given as JSON text become the object that they are."""
+    (value,) = _as_list(value)
+    if not isinstance(value, Mapping):
+        raise RowProblem("wrong_type", f"{field} has a tool call of {type(value).__name__}")
+    call = dict(value.get("function", value))
+    if isinstance(call.get("arguments"), str):
+        try:
+            call["arguments"] = json.loads(call["arguments"])
+        except ValueError as error:
+            raise RowProblem("wrong_type", f"{field}: arguments are not JSON: {error}") from error
+    extra = {"id": value["id"]} if value.get("id") else {}
+    return {"type": "function", **extra, "function": call}
+
+
+def turns(value: Any, field: str) -> tuple[Message, ...]:
+    """Normalise a list of turns, one turn, or a text that is one assistant turn."""
+    if value is None:
+        raise RowProblem("null", f"{field} is null")
+    if isinstance(value, str):
+        return ({"role": "assistant", "content": value},)
+    if isinstance(value, Mapping):
+        return (turn(value, field),)
+    if not isinstance(value, list):
+        raise RowProblem("wrong_type", f"{field} is {type(value).__name__}, turns expected")
+    if not value:
+        raise RowProblem("empty_side", f"{field} has no turns")
+    return tuple(turn(v, field) for v in value)
+
+
+def tools(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Read a row's tool definitions: a list, or a list as JSON text."""
+    value = row.get("tools")
+    if not value:
+        return ()
+    return tuple(t for t in _as_list(value) if isinstance(t, Mapping))
+
+
+def with_system(messages: tuple[Message, ...], row: Mapping[str, Any]) -> tuple[Message, ...]:
+    """Put the text of a ``system`` column in front, unless the turns have one."""
+    text = row.get("system")
+    if not isinstance(text, str) or not text.strip() or messages[0]["role"] == "system":
+        return messages
+    return ({"role": "system", "content": text}, *messages)
+
+
+def split_common(
+    chosen: tuple[Message, ...], rejected: tuple[Message, ...]
+) -> tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]:
+    """Split two dialogues before the first assistant turn in which they differ.
+
+    Raises:
+        RowProblem: They do not differ, differ in a turn that is not the assistant's, or one ends
+            where the other goes on.
+    """
+    shared = 0
+    for ours, theirs in zip(chosen, rejected, strict=False):
+        if ours != theirs:
+            break
+        shared += 1
+    for name, side in (("chosen", chosen), ("rejected", rejected)):
+        if side[-1]["role"] != "assistant":
+            raise RowProblem("role", f"{name} ends with a {side[-1]['role']} turn")
+    if shared == len(chosen) == len(rejected):
+        raise RowProblem("identical", "both dialogues are the same")
+    if shared in (len(chosen), len(rejected)):
+        raise RowProblem("prefix_pair", "one dialogue is the beginning of the other")
+    for name, side in (("chosen", chosen), ("rejected", rejected)):
+        if side[shared]["role"] != "assistant":
+            raise RowProblem(
+                "transcripts_disagree",
+                f"the first difference is in turn {shared + 1} of {name}, a "
+                f"{side[shared]['role']} turn",
+            )
+    return chosen[:shared], chosen[shared:], rejected[shared:]
+
+
+def require_answer(messages: tuple[Message, ...], field: str) -> tuple[Message, ...]:
+    """Require that an answer is one assistant turn.
+
+    Raises:
+        RowProblem: It has another role, or goes on with further turns.
+    """
+    if messages[0]["role"] != "assistant":
+        raise RowProblem("role", f"{field} has role {messages[0]['role']!r}, assistant expected")
+    if len(messages) > 1:
+        roles = ", ".join(m["role"] for m in messages)
+        raise RowProblem("several_turns", f"{field} has {len(messages)} turns ({roles})")
+    return messages
+
+
+def require_prompt(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Require that a prompt has turns and ends with one that asks for an answer."""
+    if not messages:
+        raise RowProblem("no_prompt", "the answers have no prompt before them")
+    if messages[-1]["role"] not in ("user", "tool"):
+        raise RowProblem("role", f"the prompt ends with a {messages[-1]['role']} turn")
+    return messages
