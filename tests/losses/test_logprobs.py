@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from alignax.losses import logprobs
+from alignax.losses import chunks
 from alignax.losses.logprobs import answer_sums, token_kl, token_logps
 
 ROWS, SLOTS, WIDTH, VOCABULARY = 3, 11, 8, 29
@@ -80,7 +80,7 @@ def test_value_and_gradients_do_not_depend_on_the_chunk(chunk, softcap):
 
 def test_whole_chunks_followed_by_short_ones(monkeypatch):
     """Counts that end within, at and after a whole chunk take both loops."""
-    monkeypatch.setattr(logprobs, "TAIL", 2)
+    monkeypatch.setattr(chunks, "TAIL", 2)
     hidden_bad, head_vd, target_ba = arrays()
     for count in range(SLOTS + 1):
         count_b = jnp.array([count, max(count - 3, 0), 0])
