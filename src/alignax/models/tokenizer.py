@@ -69,6 +69,7 @@ def _from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
         raise ModelError(
             f"GGUF file {file.path} lists {len(tokens) - len(vocabulary)} tokens twice"
         )
+    named = _named_tokens(file, tokens)
     tokenizer = _BUILDERS[kind](file, vocabulary)
     kinds = meta.get("tokenizer.ggml.token_type", [])
     for token, token_kind in zip(tokens, kinds, strict=False):
@@ -80,7 +81,7 @@ def _from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         add_bos_token=bool(meta.get("tokenizer.ggml.add_bos_token", _adds_bos(meta))),
         add_eos_token=bool(meta.get("tokenizer.ggml.add_eos_token", False)),
-        **_named_tokens(file, tokens),
+        **named,
         **_optional_settings(meta),
     )
 
@@ -128,12 +129,18 @@ def _byte_level(file: GGUFFile, vocabulary: dict[str, int]) -> Tokenizer:
             f"known are {', '.join(PRE_TOKENIZERS)}",
             hint="use the model's Hugging Face folder instead",
         )
-    # a merge is "left right"; a piece never holds a space but may start with one in odd files
-    merges = [
-        (text[:cut], text[cut + 1 :])
-        for text in file.require("tokenizer.ggml.merges")
-        if (cut := text.find(" ", 1)) > 0
+    lines = file.require("tokenizer.ggml.merges")
+    # "left right"; no piece holds a space, but one may start with it in odd files
+    merges = [(line[:cut], line[cut + 1 :]) for line in lines for cut in [line.find(" ", 1)]]
+    strange = [
+        line
+        for line, (left, right) in zip(lines, merges, strict=True)
+        if not {left, right, left + right} <= vocabulary.keys()
     ]
+    if strange:
+        raise ModelError(
+            f"GGUF file {file.path} has {len(strange)} merges of unknown pieces: {strange[:3]}"
+        )
     model = BPE(vocab=vocabulary, merges=merges, ignore_merges=rule in _LLAMA3_NAMES)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[rule]()
@@ -144,6 +151,10 @@ def _byte_level(file: GGUFFile, vocabulary: dict[str, int]) -> Tokenizer:
 def _sentence_piece(file: GGUFFile, vocabulary: dict[str, int]) -> Tokenizer:
     """SentencePiece BPE (``llama``): merges by score, bytes for unknown characters."""
     scores = file.require("tokenizer.ggml.scores")
+    if len(scores) != len(vocabulary):
+        raise ModelError(
+            f"GGUF file {file.path} has {len(scores)} scores for {len(vocabulary)} tokens"
+        )
     unknown = file.metadata.get("tokenizer.ggml.unknown_token_id", 0)
     model = BPE(
         vocab=vocabulary,
