@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Outcomes of rows → the data report: what was kept, cut and dropped, and what looks like a trap."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from alignax.errors import DataError
+from alignax.records import Dropped, EncodedExample, Example, PreferencePair
+
+SHOWN_IDS = 20
+"""Row ids listed for each reason."""
+
+TRIVIAL_SHARE = 0.2
+"""One side repeats a sentence in more than this share of pairs: trivially separable."""
+
+LENGTH_RULE = 0.85
+"""'Longer is chosen' (or shorter) right in more than this share of pairs: trivially separable."""
+
+
+@dataclass
+class DataReport:
+    """What happened to every row; ``to_json`` is what ``data_report.json`` holds.
+
+    Attributes:
+        source: Files or hub id.
+        format: Row format.
+        rows: Rows read.
+        kept: Rows encoded.
+        dropped: Reason → count and first row ids.
+        dropped_rows: Index in reading order → the dropped row.
+        cut: Counts and row ids of cut prompts and answers.
+        boundary_merged: Count and first row ids of rows whose boundary moved left.
+        stop_token: Rows whose complete answers all end with their stop token, of how many.
+        duplicates: Exact duplicates, contradictory pairs, ties, score disagreements.
+        lengths: Token statistics of prompt and answers.
+        unused_columns: Columns that nothing reads.
+        warnings: Traps, in plain words.
+        notices: What the encoder says about tokenizer and template.
+        encoding: Parts of the encoding digest.
+        cache: Whether the token cache was hit, and what changed when not.
+    """
+
+    source: list[str]
+    format: str
+    rows: int = 0
+    kept: int = 0
+    dropped: dict[str, dict[str, Any]] = field(default_factory=dict)
+    dropped_rows: dict[int, Dropped] = field(default_factory=dict)
+    cut: dict[str, dict[str, Any]] = field(default_factory=dict)
+    boundary_merged: dict[str, Any] = field(default_factory=dict)
+    stop_token: str = ""
+    duplicates: dict[str, Any] = field(default_factory=dict)
+    lengths: dict[str, Any] = field(default_factory=dict)
+    unused_columns: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    encoding: dict[str, str] = field(default_factory=dict)
+    cache: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the full list of dropped rows."""
+        values = asdict(self)
+        del values["dropped_rows"]
+        return values
+
+    def require_usable(self, max_bad_share: float) -> None:
+        """Refuse a data set of which too much was dropped.
+
+        Raises:
+            DataError: Nothing is left, or more than the allowed share was dropped.
+        """
+        bad = self.rows - self.kept
+        if self.kept and bad <= max_bad_share * self.rows:
+            return
+        what = "every row is" if not self.kept else f"{bad} of {self.rows} rows are"
+        examples = {d.reason: d for d in reversed(self.dropped_rows.values())}
+        problems = [
+            f"{reason}: {entry['count']} rows, for example {examples[reason].place}: "
+            f"{examples[reason].detail}"
+            for reason, entry in self.dropped.items()
+        ]
+        raise DataError(
+            f"{what} unusable in {', '.join(self.source)} (format {self.format})",
+            problems=problems,
+            hint="`alignax data check` lists row ids; data.max_bad_share "
+            f"({max_bad_share}) sets the limit",
+        )
+
+
+def entry(row_ids: Sequence[str]) -> dict[str, Any]:
+    """Count rows and list the first of them."""
+    return {"count": len(row_ids), "rows": list(row_ids[:SHOWN_IDS])}
+
+
+class Audit:
+    """Collects what is seen of every row while the data set is built."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._seen: Counter[str] = Counter()
+        self._contents: dict[str, tuple[str, str]] = {}
+        self._row_ids: dict[str, list[str]] = {}
+        self._answers: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        self._unused: Counter[str] = Counter()
+        self._complete = self._stopped = 0
+
+    def note(self, what: str, row_id: str) -> None:
+        """Remember a row under a heading."""
+        self._row_ids.setdefault(what, []).append(row_id)
+
+    def see_row(self, row: Any, row_id: str, columns: Sequence[str]) -> None:
+        """Look at a raw row."""
+        self._seen[row_id] += 1
+        if self._seen[row_id] > 1:
+            self.note("duplicate", row_id)
+        if isinstance(row, Mapping):
+            self._unused.update(c for c in row if c not in columns)
+
+    def see_example(self, example: Example, prompt_hash: str, hashes: Sequence[str]) -> None:
+        """Look at a parsed row that was kept."""
+        if not isinstance(example, PreferencePair):
+            return
+        pair = f"{prompt_hash}{hashes[0]}{hashes[1]}"
+        swapped = f"{prompt_hash}{hashes[1]}{hashes[0]}"
+        self._contents.setdefault(pair, ("", example.row_id))
+        if swapped in self._contents:
+            self.note("contradictory", example.row_id)
+        for counter, answer in zip(self._answers, hashes, strict=True):
+            counter[answer] += 1
+        ours, theirs = example.chosen_score, example.rejected_score
+        if ours is not None and theirs is not None and ours <= theirs:
+            self.note("tie" if ours == theirs else "score_disagrees", example.row_id)
+
+    def see_encoded(self, encoded: EncodedExample, stop_ids: Sequence[int]) -> None:
+        """Look at an encoded row."""
+        names = ("chosen", "rejected") if len(encoded.answers) == 2 else ("answer",)
+        cuts = [c > 0 for c in encoded.answer_cut[: len(names)]]
+        for name, was_cut in zip(names, cuts, strict=True):
+            if was_cut:
+                self.note(f"{name}_cut", encoded.row_id)
+        if len(cuts) == 2 and cuts[0] != cuts[1]:
+            self.note("one_side_cut", encoded.row_id)
+        if encoded.prompt_cut:
+            self.note("prompt_cut", encoded.row_id)
+        if encoded.boundary_merged:
+            self.note("boundary_merged", encoded.row_id)
+        if all(encoded.complete):
+            self._complete += 1
+            self._stopped += all(int(a[-1]) in stop_ids for a in encoded.answers)
+
+    def finish(self, report: DataReport, lengths: np.ndarray) -> None:
+        """Write the collected counts into a report."""
+        for reason in sorted({d.reason for d in report.dropped_rows.values()}):
+            ids = [d.row_id for d in report.dropped_rows.values() if d.reason == reason]
+            report.dropped[reason] = entry(ids)
+        cuts = ("prompt_cut", "answer_cut", "chosen_cut", "rejected_cut", "one_side_cut")
+        report.cut = {k: entry(self._row_ids[k]) for k in cuts if k in self._row_ids}
+        report.boundary_merged = entry(self._row_ids.get("boundary_merged", []))
+        report.stop_token = f"{self._stopped} of {self._complete} complete rows"
+        headings = ("duplicate", "contradictory", "tie", "score_disagrees")
+        report.duplicates = {k: entry(self._row_ids[k]) for k in headings if k in self._row_ids}
+        report.unused_columns = sorted(self._unused)
+        if len(lengths):
+            report.lengths = length_statistics(lengths)
+        report.warnings = self._warnings(report, lengths)
+
+    def _warnings(self, report: DataReport, lengths: np.ndarray) -> list[str]:
+        warnings = []
+        for name, counter in zip(("chosen", "rejected"), self._answers, strict=True):
+            top = counter.most_common(1)[0][1] if counter else 0
+            if report.kept >= 5 and top > TRIVIAL_SHARE * report.kept:
+                warnings.append(
+                    f"trivially separable: one {name} answer makes up {top} of {report.kept} rows"
+                )
+        longer = report.lengths.get("chosen_longer")
+        if longer is not None and report.kept >= 20 and not 1 - LENGTH_RULE < longer < LENGTH_RULE:
+            rule = "longer" if longer > 0.5 else "shorter"
+            warnings.append(
+                f"trivially separable: the {rule} answer is chosen in "
+                f"{max(longer, 1 - longer):.0%} of the pairs"
+            )
+        counts = (
+            ("contradictory", "pairs also occur with the labels swapped"),
+            ("score_disagrees", "pairs have a higher score on the rejected answer"),
+            ("tie", "pairs have equal scores"),
+            ("duplicate", "rows repeat an earlier row"),
+        )
+        for key, what in counts:
+            if key in report.duplicates:
+                warnings.append(f"{report.duplicates[key]['count']} {what}")
+        if "one_side_cut" in report.cut:
+            count = report.cut["one_side_cut"]["count"]
+            warnings.append(f"{count} pairs are cut on one side only, which biases the pair")
+        if "not_json" in report.dropped:
+            warnings.append(f"{report.dropped['not_json']['count']} lines are not JSON")
+        if report.unused_columns:
+            warnings.append(f"columns that are not used: {', '.join(report.unused_columns)}")
+        return warnings
+
+
+def length_statistics(lengths: np.ndarray) -> dict[str, Any]:
+    """Token statistics of [n, 1 + s] lengths: prompt, then answers."""
+    names = ("prompt", "chosen", "rejected") if lengths.shape[1] == 3 else ("prompt", "answer")
+    statistics: dict[str, Any] = {
+        name: {
+            "mean": round(float(column.mean()), 1),
+            "median": float(np.median(column)),
+            "p95": float(np.percentile(column, 95)),
+            "max": int(column.max()),
+        }
+        for name, column in zip(names, lengths.T, strict=True)
+    }
+    if lengths.shape[1] == 3:
+        differ = lengths[:, 1] != lengths[:, 2]
+        longer = (lengths[:, 1] > lengths[:, 2])[differ]
+        statistics["chosen_longer"] = round(float(longer.mean()), 4) if differ.any() else None
+    return statistics

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoded rows and reports → something that a person can read in a terminal."""
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from alignax.data.audit import DataReport
+from alignax.records import EncodedExample
+
+STYLES = {"prompt": "cyan", "chosen": "green", "rejected": "red", "answer": "green"}
+
+
+def explain(
+    encoded: EncodedExample, tokenizer: PreTrainedTokenizerBase
+) -> list[tuple[int, str, str, bool]]:
+    """List the tokens of an example as (id, piece, branch, in-loss)."""
+    names = ("chosen", "rejected") if len(encoded.answers) == 2 else ("answer",)
+    parts = [("prompt", encoded.prompt), *zip(names, encoded.answers, strict=True)]
+    return [
+        (int(token), tokenizer.decode([int(token)]), name, name != "prompt")  # type: ignore[misc]
+        for name, ids in parts
+        for token in ids
+    ]
+
+
+def render_rows(encoded: EncodedExample, tokenizer: PreTrainedTokenizerBase) -> RenderableType:
+    """Draw one example: a coloured line a branch, ids under the last tokens of each."""
+    rows = explain(encoded, tokenizer)
+    lines: list[RenderableType] = [Text(f"row {encoded.row_id}", "bold")]
+    for branch in dict.fromkeys(row[2] for row in rows):
+        tokens = [row for row in rows if row[2] == branch]
+        scored = "in the loss" if tokens[0][3] else "not in the loss"
+        lines.append(Text(f"{branch}: {len(tokens)} tokens, {scored}", f"bold {STYLES[branch]}"))
+        lines.append(Text.assemble(*_pieces(tokens)))
+        edge = tokens[:3] + ([(-1, "…", branch, False)] if len(tokens) > 6 else []) + tokens[-3:]
+        shown = "  ".join(f"{i}={piece!r}" if i >= 0 else piece for i, piece, *_ in edge)
+        lines.append(Text(f"  ids: {shown}", "dim"))
+    flags = [
+        f"{name} cut by {cut} tokens, so it has no stop token"
+        for name, cut in zip(("chosen", "rejected"), encoded.answer_cut, strict=False)
+        if cut
+    ]
+    flags += [f"prompt cut by {encoded.prompt_cut} tokens"] if encoded.prompt_cut else []
+    flags += ["boundary moved left of the prompt's end"] if encoded.boundary_merged else []
+    lines += [Text(f"  {flag}", "yellow") for flag in flags]
+    return Group(*lines, Text())
+
+
+def _pieces(tokens: list[tuple[int, str, str, bool]]) -> Iterator[tuple[str, str]]:
+    """Alternate two shades, so that token borders can be seen."""
+    for number, (_, piece, branch, scored) in enumerate(tokens):
+        shown = piece.replace("\n", "⏎\n")
+        style = STYLES[branch] + (" on grey11" if number % 2 else "")
+        yield shown, f"{style} underline" if scored and number == len(tokens) - 1 else style
+
+
+def render_report(report: DataReport) -> RenderableType:
+    """Draw a data report."""
+    title = f"{', '.join(report.source)}: format {report.format}"
+    table = Table("what", "rows", "row ids", title=title, title_justify="left")
+    table.add_row("read", str(report.rows), "")
+    table.add_row("kept", str(report.kept), "")
+    groups = (("dropped", report.dropped), ("cut", report.cut), ("seen", report.duplicates))
+    for heading, entries in groups:
+        for name, found in entries.items():
+            table.add_row(f"{heading}: {name}", str(found["count"]), " ".join(found["rows"][:3]))
+    merged = report.boundary_merged
+    if merged["count"]:
+        table.add_row("boundary merge", str(merged["count"]), " ".join(merged["rows"][:3]))
+    lines: list[RenderableType] = [table]
+    for name, numbers in report.lengths.items():
+        if isinstance(numbers, dict):
+            shown = ", ".join(f"{k} {v:g}" for k, v in numbers.items())
+            lines.append(Text(f"tokens of {name}: {shown}"))
+    if report.lengths.get("chosen_longer") is not None:
+        lines.append(Text(f"chosen is the longer answer in {report.lengths['chosen_longer']:.0%}"))
+    lines.append(Text(f"stop token in the loss: {report.stop_token}"))
+    lines += [Text(f"note: {notice}", "yellow") for notice in report.notices]
+    lines += [Text(f"warning: {warning}", "yellow") for warning in report.warnings]
+    state = "from the cache" if report.cache.get("hit") else "encoded anew"
+    changed = ", ".join(report.cache.get("changed", []))
+    lines.append(Text(f"tokens: {state}" + (f" (changed: {changed})" if changed else ""), "dim"))
+    return Group(*lines)
