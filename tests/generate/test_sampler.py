@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers equal a loop over full forward passes, and belong to their row alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from alignax.errors import UsageError
+from alignax.generate import program
+from alignax.generate.sampler import Sampler, batches, bucket
+from alignax.models.config import DecoderConfig
+from alignax.models.decoder import random_model
+from alignax.models.layers import LoRAParam
+from alignax.models.lora import LoraSpec, adapted, add_lora
+
+CONFIG = DecoderConfig(
+    family="llama", vocab_size=61, d_model=32, mlp_dim=48, layer_count=2, head_count=4,
+    kv_head_count=2, head_dim=8, max_positions=256,
+)  # fmt: skip
+PROMPTS = [np.random.default_rng(n).integers(0, 61, n).tolist() for n in (5, 1, 63, 64, 65, 17, 40)]
+
+
+def spell(ids):
+    """Decode ids to readable text."""
+    return " ".join(map(str, ids))
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A random decoder with an adapter that matters."""
+    model = random_model(CONFIG, seed=0)
+    model.embed.weight[...] *= 20.0
+    add_lora(model, LoraSpec(4, 8.0, 0.0, ("q_proj", "v_proj")), key=jax.random.key(0))
+    for index, linear in enumerate(adapted(model).values()):
+        shape = linear.lora_b[...].shape
+        linear.lora_b = nnx.data(LoRAParam(jax.random.normal(jax.random.key(index), shape)))
+    return model
+
+
+@pytest.fixture(scope="module")
+def sampler(model):
+    """Batches of three rows; no stop id."""
+    return Sampler(model, stop_ids=(), decode=spell, batch_size=3)
+
+
+@pytest.fixture(scope="module")
+def greedy(sampler):
+    """Greedy answers to all prompts at once."""
+    return sampler.generate(PROMPTS, max_new_tokens=12)
+
+
+@nnx.jit
+def all_logits(model, ids_bt):
+    """Logits by the dense oracle."""
+    b, t = ids_bt.shape
+    positions = jnp.broadcast_to(jnp.arange(t), (b, t))
+    ones, zeros = jnp.ones_like(ids_bt), jnp.zeros_like(ids_bt)
+    tiles = jnp.full((b, 1, 2), -1)
+    hidden = model.hidden(ids_bt, positions, ones, zeros, tiles, attention="dense")
+    return hidden @ model.head_vd.T
+
+
+@pytest.mark.parametrize("row", [0, 1, 3, 4])
+def test_greedy_equals_full_forward_passes(model, greedy, row):
+    """Every id is the likeliest after all before it, and its log-prob is the model's."""
+    prompt, answer = PROMPTS[row], greedy[row]
+    ids = np.zeros((1, 128), np.int32)
+    whole = [*prompt, *answer.ids]
+    ids[0, : len(whole)] = whole
+    logits = np.asarray(all_logits(model, ids))[0, len(prompt) - 1 : len(whole) - 1]
+    assert tuple(logits.argmax(-1).tolist()) == answer.ids
+    logps = np.asarray(jax.nn.log_softmax(logits))[np.arange(12), list(answer.ids)]
+    np.testing.assert_allclose(answer.logps, logps, rtol=0, atol=1e-4)
+    assert answer.finish_reason == "length"
+    assert answer.text == spell(answer.ids)
+    assert answer.prompt == spell(prompt)
+
+
+@pytest.mark.parametrize("row", range(len(PROMPTS)))
+def test_greedy_is_the_same_alone(sampler, greedy, row):
+    """Bit for bit, log-probs included: a row runs through the same program."""
+    assert sampler.generate([PROMPTS[row]], max_new_tokens=12) == [greedy[row]]
+
+
+def test_another_batch_size_gives_the_same_text(model, greedy):
+    """Rows of another program agree up to rounding."""
+    sampler = Sampler(model, stop_ids=(), decode=spell, batch_size=1)
+    alone = sampler.generate(PROMPTS[:3], max_new_tokens=12)
+    assert [a.ids for a in alone] == [g.ids for g in greedy[:3]]
+
+
+def test_sampled_text_belongs_to_its_row(sampler):
+    """A row keeps its text when its neighbours change; another seed or row changes it."""
+    settings = {"max_new_tokens": 12, "temperature": 1.0}
+    first = sampler.generate(PROMPTS, seed=1, **settings)
+    other = sampler.generate([PROMPTS[0], *reversed(PROMPTS[1:])], seed=1, **settings)
+    assert first[0] == other[0]
+    assert first == sampler.generate(PROMPTS, seed=1, **settings)
+    assert first[0].ids != sampler.generate(PROMPTS[:1], seed=2, **settings)[0].ids
+    twice = sampler.generate([PROMPTS[0]] * 2, seed=1, **settings)
+    assert twice[0].ids == first[0].ids
+    assert twice[1].ids != first[0].ids
+
+
+def test_limits_of_the_choice(sampler, greedy):
+    """The likeliest one token, by count or by share, is the greedy one."""
+    for limit in ({"top_k": 1}, {"top_p": 1e-6}):
+        answers = sampler.generate(PROMPTS[:2], max_new_tokens=12, temperature=2.0, **limit)
+        assert [a.ids for a in answers] == [g.ids for g in greedy[:2]]
+
+
+def test_every_stop_id_ends_an_answer(model, greedy):
+    """Two rows stop on two different ids; the text leaves the stop id out, the ids keep it."""
+    stops = (greedy[0].ids[3], greedy[4].ids[6])
+    sampler = Sampler(model, stop_ids=stops, decode=spell, batch_size=3)
+    for row, answer in enumerate(sampler.generate(PROMPTS, max_new_tokens=12)):
+        places = [i for i, token in enumerate(greedy[row].ids) if token in stops]
+        if places:
+            assert answer.ids == greedy[row].ids[: places[0] + 1]
+            assert answer.text == spell(answer.ids[:-1])
+            assert answer.finish_reason == "stop"
+        else:
+            assert answer == greedy[row]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_stream_yields_what_generate_gives(model, greedy, temperature):
+    """Token by token, to the stop id included."""
+    sampler = Sampler(model, stop_ids=(greedy[0].ids[5],), decode=spell, batch_size=3)
+    settings = {"max_new_tokens": 12, "temperature": temperature, "seed": 4}
+    answer = sampler.generate([PROMPTS[0]], **settings)[0]
+    assert tuple(sampler.stream(PROMPTS[0], **settings)) == answer.ids
+
+
+def test_adapter_can_be_left_out(model, sampler, greedy):
+    """Without it the base answers."""
+    base = sampler.generate(PROMPTS[:2], max_new_tokens=12, adapter=False)
+    assert [a.ids for a in base] != [g.ids for g in greedy[:2]]
+    plain = random_model(CONFIG, seed=0)
+    plain.embed.weight[...] *= 20.0
+    want = Sampler(plain, stop_ids=(), decode=spell, batch_size=3)
+    assert want.generate(PROMPTS[:2], max_new_tokens=12) == base
+
+
+def test_programs_are_compiled_once(model, sampler, greedy):
+    """A further call and a new sampler of a like model compile nothing."""
+    before = program.answer._cache_size()
+    sampler.generate(PROMPTS, max_new_tokens=9)
+    copy = nnx.merge(*nnx.split(model))
+    Sampler(copy, stop_ids=(), decode=spell, batch_size=3).generate(PROMPTS, max_new_tokens=12)
+    assert program.answer._cache_size() == before
+
+
+def test_answers_end_where_positions_end(sampler):
+    """A prompt of 250 tokens leaves room for six more in 256 positions."""
+    answer = sampler.generate([[1] * 250], max_new_tokens=12)[0]
+    assert (len(answer.ids), answer.finish_reason) == (6, "length")
+
+
+def test_buckets_and_batches():
+    """Buckets double from 64; batches are sorted and never mix buckets."""
+    assert [bucket(n) for n in (1, 64, 65, 128, 129, 500)] == [64, 64, 128, 128, 256, 512]
+    assert batches([70, 3, 200, 1, 64, 65], 2) == [[3, 1], [4], [5, 0], [2]]
+    assert batches([], 2) == []
+
+
+def test_bad_requests_are_refused(sampler):
+    """All problems at once."""
+    with pytest.raises(UsageError) as caught:
+        sampler.generate([[1]], max_new_tokens=0, temperature=-1, top_k=0, top_p=2.0)
+    assert len(caught.value.problems) == 4
+    with pytest.raises(UsageError, match="prompt 1 has 0 tokens.*\n.*prompt 2 has 256 tokens"):
+        sampler.generate([[1], [], [1] * 256], max_new_tokens=1)
+    assert sampler.generate([], max_new_tokens=1) == []
