@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers built from GGUF metadata, against a slow oracle, and those of folders."""
 
+import json
+
 import gguf
 import pytest
 
@@ -195,6 +197,18 @@ def test_folder_gives_back_what_was_saved(tmp_path):
         assert loaded.encode(text) == tokenizer.encode(text)
     assert loaded.chat_template == "{{ messages }}"
     assert loaded.special_tokens_map == tokenizer.special_tokens_map
+
+
+def test_tokenizer_json_wins_over_the_named_class(tmp_path):
+    """SmolLM2's folder names GPT2Tokenizer, whose own splitting rule keeps digits together."""
+    tokenizer = byte_level(tmp_path / "a.gguf", tokenizer_pre="smollm")
+    folder = write_folder(tmp_path / "model")
+    tokenizer.save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) | {"tokenizer_class": "GPT2Tokenizer"}
+    file.write_text(json.dumps(settings))
+    rule = load_tokenizer(folder).backend_tokenizer.pre_tokenizer
+    assert [word for word, _ in rule.pre_tokenize_str("12\n\n3")] == ["1", "2", "ĊĊ", "3"]
 
 
 def test_bad_folders_are_refused(tmp_path):
