@@ -40,7 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
     require(recipe, "model.path", "data.path")
     from alignax.cli import terminal
     from alignax.cli.loading import load_rows, tokenizer_encoder
-    from alignax.data.inspect import explain, render_rows, render_report
+    from alignax.data.inspect import explain, render_report, render_rows
 
     tokenizer, encoder = tokenizer_encoder(recipe)
     rows, report = load_rows(recipe.data, encoder, kind=arguments.kind)

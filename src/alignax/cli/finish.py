@@ -32,7 +32,6 @@ from alignax.train.loop import Result
 from alignax.train.optimizer import build_optimizer, build_schedule
 from alignax.train.step import init_state
 
-
 EXPORT_PROBES = (
     "What is the capital of France?",
     "How do I boil an egg?",

@@ -2,59 +2,34 @@
 """Recipe → setup of a run: data, model, loss, reference and plan (``sft`` and ``dpo``)."""
 
 import platform
-import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
-from flax import nnx
 
 import alignax
-from alignax.cli import terminal
 from alignax.cli.loading import (
     Policy,
     build_encoder,
-    cache_folder,
     load_policy,
     load_train_and_eval,
 )
-from alignax.cli.run_folder import RunFolder, digest, settings_that_matter, write_text
+from alignax.cli.run_folder import RunFolder, digest, settings_that_matter
 from alignax.data.dataset import EncodedDataset
 from alignax.data.encode import Encoder
 from alignax.data.pipeline import step_batches
-from alignax.data.plan import Plan, plan_epochs, scoring_plan
-from alignax.errors import RunError, UsageError
-from alignax.evaluate.heldout import (
-    build_eval_step,
-    score_heldout,
-    summarize_pairs,
-    summarize_sft,
-)
+from alignax.data.plan import Plan, plan_epochs
+from alignax.errors import UsageError
 from alignax.losses import Objective, build_loss
 from alignax.models.lora import merged
 from alignax.models.sharding import place_batch
 from alignax.recipe import Recipe
-from alignax.train.checkpoint import Checkpoints
 from alignax.train.forward import Network, Weights, split_model
-from alignax.train.hooks import Hook, JsonLines, TensorBoard
-from alignax.train.loop import Cadence, Parts, Result, Speed, fit, measure_peak_flops
-from alignax.train.optimizer import build_optimizer, build_schedule
 from alignax.train.reference import (
-    ReferenceCache,
     ReferenceIdentity,
-    build_score_step,
     describe,
-    score_rows,
 )
-from alignax.train.selftest import (
-    check_equal_start,
-    check_first_loss,
-    check_first_update,
-    check_packed_equals_padded,
-)
-from alignax.train.step import ReferencePlan, TrainState, build_train_step, init_state
+from alignax.train.step import ReferencePlan
 
 
 @dataclass

@@ -78,7 +78,7 @@ def tiled_attention(
     return jax.vmap(_tiled_row)(q_btnh, k_btkh, v_btkh, segments_bt, branches_bt, tiles_bm2)
 
 
-def _tiled_row(q_tnh, k_tkh, v_tkh, segments_t, branches_t, tiles_m2):  # noqa: ANN001, ANN202
+def _tiled_row(q_tnh, k_tkh, v_tkh, segments_t, branches_t, tiles_m2):
     t, n, h = q_tnh.shape
     heads = k_tkh.shape[1]
     count = t // TILE
@@ -99,7 +99,7 @@ def _tiled_row(q_tnh, k_tkh, v_tkh, segments_t, branches_t, tiles_m2):  # noqa: 
     ) * (h**-0.5)
     scores = jnp.where(mask, scores, MASKED)
 
-    def merge(x):  # noqa: ANN001, ANN202
+    def merge(x):
         return jax.ops.segment_sum(x, query_m, count + 1, indices_are_sorted=True)
 
     peak = jax.ops.segment_max(
@@ -113,7 +113,7 @@ def _tiled_row(q_tnh, k_tkh, v_tkh, segments_t, branches_t, tiles_m2):  # noqa: 
     return out.reshape(t, n, h).astype(q_tnh.dtype)
 
 
-def _tile_mask(segments_t, branches_t, query_m, key_m):  # noqa: ANN001, ANN202
+def _tile_mask(segments_t, branches_t, query_m, key_m):
     """Shared-prefix rule within each tile pair: [m, TILE, TILE]."""
     segments, branches = segments_t.reshape(-1, TILE), branches_t.reshape(-1, TILE)
     index = jnp.arange(segments_t.shape[0]).reshape(-1, TILE)

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from tensorboardX import SummaryWriter
 
