@@ -134,3 +134,11 @@ def test_rotary_rows_are_put_back(shape):
     assert interleave(weight, 2).reshape(-1)[0] == 0
     np.testing.assert_array_equal(unpermute_rotary(interleave(weight, 2), 2), weight)
     assert not np.array_equal(interleave(weight, 2), weight)
+
+
+def test_storage_that_holds_no_weights_is_refused(tmp_path):
+    """Integers are data of another kind; the tensor and its type are named."""
+    extra = {"counts": np.arange(4, dtype=np.int32)}
+    tensor = read_gguf(write_gguf(tmp_path / "a.gguf", tensors=extra)).tensors["counts"]
+    with pytest.raises(ModelError, match="tensor counts is stored as I32"):
+        tensor.dequantised()

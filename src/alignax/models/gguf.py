@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
-from alignax.errors import MissingExtra, ModelError
+from alignax.errors import ModelError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -61,10 +62,9 @@ class GGUFTensor:
 
     def dequantised(self) -> np.ndarray:
         """Decode to float32; quantised blocks through the ``gguf`` package."""
-        quants = _quants()
         rows = self.raw.reshape(*self.shape[:-1], -1)
         try:
-            values = quants.dequantize(rows, quants.GGMLQuantizationType[self.kind])
+            values = dequantize(rows, GGMLQuantizationType[self.kind])
         except NotImplementedError as error:
             raise ModelError(
                 f"tensor {self.name} is stored as {self.kind}, which cannot be dequantised",
@@ -156,15 +156,6 @@ class _Damaged(Exception):
     """The header does not add up."""
 
 
-def _quants() -> Any:
-    """Import the decoder of block formats."""
-    try:
-        from gguf import quants
-    except ImportError as error:
-        raise MissingExtra("gguf", extra="demo") from error
-    return quants
-
-
 class _Cursor:
     """Reads little-endian values one after another; refuses to read past the end."""
 
@@ -232,7 +223,6 @@ def _parse(data: np.ndarray) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
 
 def _tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], str, int, int]:
     """Read one row of the tensor table: name, shape, storage type, offset and size in bytes."""
-    package = _quants()
     name = cursor.text()
     axes = cursor.number("I")
     if not 1 <= axes <= _MOST_AXES or len(name) > _LONGEST_NAME:
@@ -240,10 +230,10 @@ def _tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], str, int, int]
     shape = tuple(cursor.number("Q") for _ in range(axes))[::-1]
     number, offset = cursor.number("I"), cursor.number("Q")
     try:
-        kind = package.GGMLQuantizationType(number)
+        kind = GGMLQuantizationType(number)
     except ValueError as error:
         raise _Damaged(f"tensor {name} has the unknown storage type {number}") from error
-    block, block_bytes = package.GGML_QUANT_SIZES[kind]
+    block, block_bytes = GGML_QUANT_SIZES[kind]
     if shape[-1] % block:
         raise _Damaged(f"tensor {name} {shape} is no whole number of {kind.name} blocks")
     return name, shape, kind.name, offset, math.prod(shape) // block * block_bytes

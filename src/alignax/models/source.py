@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -26,6 +26,7 @@ _ACCEPTED = (
 )
 
 
+@runtime_checkable
 class Stored(Protocol):
     """A tensor in a file."""
 
