@@ -101,6 +101,8 @@ def test_written_configuration_reads_back(variant):
         ({"rope_parameters": None, "rope_scaling": {"rope_type": "yarn", "factor": 2}}, "'yarn'"),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "needs factor"),
         ({"rope_parameters": 3}, "must be an object"),
+        ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta must be a positive number"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number"),
     ],
 )
 def test_configuration_that_is_not_supported_is_refused(changes, reason):

@@ -129,7 +129,7 @@ def _read_folder(folder: Path) -> Source:
     if not folder.is_dir():
         raise ModelError(f"{folder} is neither a folder nor a GGUF file", hint=_ACCEPTED)
     raw = read_config(folder)
-    kind, classes = raw.get("model_type"), raw.get("architectures") or []
+    kind, classes = raw.get("model_type"), [str(c) for c in raw.get("architectures") or ()]
     family = next((f for f in FAMILIES.values() if kind in f.model_types), None)
     if family is None or not set(classes) <= set(family.architectures):
         known = ", ".join(name for f in FAMILIES.values() for name in f.architectures)

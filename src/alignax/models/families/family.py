@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model family is: two ways to read its configuration, and a table of tensor names."""
+"""What a model family is: ways to read its configuration, and a table of tensor names."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -61,3 +61,25 @@ class Family:
     to_hf: Callable[[DecoderConfig], dict[str, Any]]
     tensor_names: Callable[[DecoderConfig], list[TensorName]]
     ignored: tuple[str, ...] = ()
+
+
+def read_size(config: Config, key: str, problems: list[str], *, default: int | None = None) -> int:
+    """Read a positive whole number; 0 and a problem otherwise."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    problems.append(f"{key} must be a positive whole number, got {value!r}")
+    return 0
+
+
+def read_number(config: Config, key: str, default: float, problems: list[str]) -> float:
+    """Read a positive number; the default and a problem otherwise."""
+    value = config.get(key)
+    if value is None:
+        return default
+    if isinstance(value, int | float) and value > 0:
+        return float(value)
+    problems.append(f"{key} must be a positive number, got {value!r}")
+    return default

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from alignax.models.config import DecoderConfig, RopeScaling
-from alignax.models.families.family import Config, Family, TensorName
+from alignax.models.families.family import Config, Family, TensorName, read_number, read_size
 from alignax.models.gguf import GGUFFile
 
 _DEFAULT_THETA = 10_000.0
@@ -30,78 +30,69 @@ _ROPE_FACTORS = "rope_freqs.weight"
 def from_hf(config: Config, problems: list[str]) -> DecoderConfig | None:
     """Read a ``config.json``; None when problems were found."""
     before = len(problems)
-    sizes = {ours: _size(config, key, problems) for key, ours in _SIZES.items()}
+    sizes = {ours: read_size(config, key, problems) for key, ours in _SIZES.items()}
     heads = sizes["head_count"]
-    sizes["kv_head_count"] = _size(config, "num_key_value_heads", problems, default=heads)
-    sizes["head_dim"] = _size(
+    sizes["kv_head_count"] = read_size(config, "num_key_value_heads", problems, default=heads)
+    sizes["head_dim"] = read_size(
         config, "head_dim", problems, default=sizes["d_model"] // heads if heads else None
     )
+    sizes["max_positions"] = read_size(config, "max_position_embeddings", problems, default=2048)
     if sizes["kv_head_count"] and heads % sizes["kv_head_count"]:
         problems.append(
             f"num_attention_heads {heads} is not a multiple of "
             f"num_key_value_heads {sizes['kv_head_count']}"
         )
+    if sizes["head_dim"] % 2:
+        problems.append(f"head_dim must be even for rotary positions, got {sizes['head_dim']}")
     if (activation := config.get("hidden_act", "silu")) not in ("silu", "swish"):
         problems.append(f"hidden_act {activation!r} is not supported (silu is)")
     if config.get("quantization_config"):
         problems.append("quantization_config: quantised folders are not supported; dequantise it")
-    theta, scaling = _read_rope(config, problems)
+    norm_eps = read_number(config, "rms_norm_eps", 1e-6, problems)
+    theta, scaling = _read_rope(config, sizes["max_positions"], problems)
     if len(problems) > before:
         return None
     return DecoderConfig(
         family="llama",
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        norm_eps=norm_eps,
         rope_theta=theta,
         rope_scaling=scaling,
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         attention_bias=bool(config.get("attention_bias", False)),
         mlp_bias=bool(config.get("mlp_bias", False)),
-        max_positions=int(config.get("max_position_embeddings", 2048)),
         **sizes,
     )
 
 
-def _size(config: Config, key: str, problems: list[str], *, default: int | None = None) -> int:
-    """Read a positive whole number; 0 and a problem otherwise."""
-    value = config.get(key)
-    if value is None:
-        value = default
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    problems.append(f"{key} must be a positive whole number, got {value!r}")
-    return 0
-
-
-def _read_rope(config: Config, problems: list[str]) -> tuple[float, RopeScaling | None]:
+def _read_rope(
+    config: Config, max_positions: int, problems: list[str]
+) -> tuple[float, RopeScaling | None]:
     """Read base and stretch of the rotary frequencies, in either spelling."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(rope, Mapping):
+    nested = config.get("rope_parameters") or {}
+    if not isinstance(rope, Mapping) or not isinstance(nested, Mapping):
         problems.append(f"rope_scaling or rope_parameters must be an object, got {rope!r}")
         return _DEFAULT_THETA, None
-    nested = config.get("rope_parameters")
-    inner = nested.get("rope_theta") if isinstance(nested, Mapping) else None
-    theta = rope.get("rope_theta") or inner or config.get("rope_theta") or _DEFAULT_THETA
-    partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    if partial != 1.0:
+    merged = dict(config) | {k: v for k, v in {**nested, **rope}.items() if v is not None}
+    theta = read_number(merged, "rope_theta", _DEFAULT_THETA, problems)
+    if (partial := merged.get("partial_rotary_factor") or 1.0) != 1.0:
         problems.append(f"partial_rotary_factor {partial} is not supported (1 is)")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
-        return float(theta), None
+        return theta, None
     if kind not in ("linear", "llama3"):
         problems.append(f"rope type {kind!r} is not supported (default, linear and llama3 are)")
-        return float(theta), None
+        return theta, None
     wanted = ["factor"] + ["low_freq_factor", "high_freq_factor"] * (kind == "llama3")
-    missing = [key for key in wanted if not isinstance(rope.get(key), int | float)]
-    if missing:
+    if missing := [key for key in wanted if rope.get(key) is None]:
         problems.append(f"rope type {kind!r} needs {', '.join(missing)}, got {dict(rope)}")
-        return float(theta), None
+        return theta, None
+    factor, *bounds = (read_number(rope, key, 1.0, problems) for key in wanted)
     if kind == "linear":
-        return float(theta), RopeScaling("linear", float(rope["factor"]))
-    original = rope.get("original_max_position_embeddings") or config.get(
-        "max_position_embeddings", 2048
-    )
-    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-    return float(theta), RopeScaling("llama3", float(rope["factor"]), low, high, int(original))
+        return theta, RopeScaling("linear", factor)
+    key = "original_max_position_embeddings"
+    original = read_size(rope, key, problems, default=max_positions or 1)
+    return theta, RopeScaling("llama3", factor, bounds[0], bounds[1], original)
 
 
 def to_hf(config: DecoderConfig) -> dict[str, Any]:
@@ -150,16 +141,17 @@ def from_gguf(file: GGUFFile, problems: list[str]) -> DecoderConfig | None:
     }
     meta.setdefault("vocab_size", len(file.metadata.get("tokenizer.ggml.tokens", ())))
     keys = ("vocab_size", "embedding_length", "feed_forward_length", "block_count")
-    vocab_size, d_model, mlp_dim, layer_count = (_size(meta, key, problems) for key in keys)
-    heads = _size(meta, "attention.head_count", problems)
-    kv_heads = _size(meta, "attention.head_count_kv", problems, default=heads)
-    width = meta.get("attention.key_length") or meta.get("rope.dimension_count")
-    head_dim = width or (d_model // heads if heads else 0)
+    vocab_size, d_model, mlp_dim, layer_count = (read_size(meta, key, problems) for key in keys)
+    heads = read_size(meta, "attention.head_count", problems)
+    kv_heads = read_size(meta, "attention.head_count_kv", problems, default=heads)
+    width = meta.get("rope.dimension_count") or (d_model // heads if heads else None)
+    head_dim = read_size(meta, "attention.key_length", problems, default=width)
     if meta.get("rope.dimension_count", head_dim) != head_dim:
         problems.append(f"rope.dimension_count {meta['rope.dimension_count']} is not {head_dim}")
     if meta.get("expert_count"):
         problems.append(f"expert_count {meta['expert_count']}: mixtures of experts")
-    theta = float(meta.get("rope.freq_base", _DEFAULT_THETA))
+    theta = read_number(meta, "rope.freq_base", _DEFAULT_THETA, problems)
+    norm_eps = read_number(meta, "attention.layer_norm_rms_epsilon", 1e-5, problems)
     scaling = _gguf_scaling(file, meta, theta, head_dim, problems)
     if len(problems) > before:
         return None
@@ -172,13 +164,13 @@ def from_gguf(file: GGUFFile, problems: list[str]) -> DecoderConfig | None:
         head_count=heads,
         kv_head_count=kv_heads,
         head_dim=head_dim,
-        norm_eps=_decimal(meta.get("attention.layer_norm_rms_epsilon", 1e-5)),
+        norm_eps=_decimal(norm_eps),
         rope_theta=theta,
         rope_scaling=scaling,
         tie_embeddings="output.weight" not in file.tensors,
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
-        max_positions=int(meta.get("context_length", 2048)),
+        max_positions=read_size(meta, "context_length", [], default=2048),
     )
 
 
@@ -199,7 +191,7 @@ def _gguf_scaling(
         return scaling
     kind = meta.get("rope.scaling.type", "none")
     if kind == "linear":
-        return RopeScaling("linear", float(meta.get("rope.scaling.factor", 1.0)))
+        return RopeScaling("linear", read_number(meta, "rope.scaling.factor", 1.0, problems))
     if kind != "none":
         problems.append(f"rope.scaling.type {kind!r} is not supported (linear and llama3 are)")
     return None
