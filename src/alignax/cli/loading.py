@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipe → weights, tokenizer, encoder and encoded rows; shared by all verbs."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from alignax.data.encode import EncodeOptions, Encoder
 from alignax.errors import DataError, ModelError, UsageError
 from alignax.export.peft import read_adapter
 from alignax.models.lora import LoraSpec, add_lora, peft_to_adapter
-from alignax.models.sharding import build_mesh
+from alignax.models.sharding import build_mesh, place_model
 from alignax.models.tokenizer import load_tokenizer
 from alignax.models.weights import LoadedModel, load_model, resolve_model, stop_ids_of
 from alignax.recipe import DataSection, LoraSection, MeshSection, ModelSection, Recipe
@@ -57,8 +58,6 @@ def use_compilation_cache() -> None:
 
 def cache_folder() -> Path:
     """The user's cache folder for alignax (``$ALIGNAX_CACHE`` or ``$XDG_CACHE_HOME``)."""
-    import os
-
     root = os.environ.get("ALIGNAX_CACHE")
     if root:
         return Path(root)
@@ -79,7 +78,9 @@ def load_policy(
     use_compilation_cache()
     path = resolve_model(model.path)
     device_mesh = build_mesh(mesh.data, mesh.fsdp, mesh.tensor)
-    loaded = load_model(str(path), dtype=model.dtype, mesh=device_mesh)
+    loaded = load_model(path, dtype=model.dtype, mesh=device_mesh)
+    for notice in loaded.notices:
+        terminal.warn(notice)
     tokenizer = load_tokenizer(path)
     policy = Policy(loaded, tokenizer, None, None, device_mesh)
     if model.adapter is not None:
@@ -87,6 +88,8 @@ def load_policy(
     elif lora is not None and lora.enabled:
         policy.lora = LoraSpec(lora.rank, lora.alpha, lora.dropout, lora_targets(lora))
         add_lora(loaded.model, policy.lora, key=jax.random.key(seed))
+    if policy.lora is not None:
+        place_model(loaded.model, device_mesh)
     return policy
 
 

@@ -90,8 +90,7 @@ def settings_of(arguments: argparse.Namespace, *, method: str) -> Recipe:
         if name.startswith("recipe:") and text is not None:
             key = name.removeprefix("recipe:")
             overrides[key] = _value(key, text)
-    recipe = load_recipe(getattr(arguments, "recipe", None), {**overrides, "method": method})
-    return recipe
+    return load_recipe(getattr(arguments, "recipe", None), {**overrides, "method": method})
 
 
 def _value(key: str, text: str) -> Any:

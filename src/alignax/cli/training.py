@@ -22,6 +22,7 @@ from alignax.evaluate.heldout import build_eval_step, score_heldout, summarize_p
 from alignax.models.sharding import place_batch
 from alignax.recipe import Recipe
 from alignax.train.checkpoint import Checkpoints
+from alignax.train.forward import Weights
 from alignax.train.hooks import Hook, JsonLines, TensorBoard
 from alignax.train.loop import Cadence, Parts, Result, Speed, fit, measure_peak_flops
 from alignax.train.optimizer import build_optimizer, build_schedule

@@ -20,6 +20,11 @@ class LoRAParam(nnx.Variable):
     """A low-rank adapter matrix; separate from ``nnx.Param`` so that it can be split off."""
 
 
+def along_last(vector: Float[Array, " d"], like: Float[Array, "... d"]) -> Float[Array, "... d"]:
+    """Give a vector the leading axes of another array, each of size one."""
+    return vector.reshape((1,) * (like.ndim - 1) + vector.shape)
+
+
 class Linear(nnx.Module):
     """A projection ``x W (+ bias) (+ scale · x A B)``.
 
@@ -45,7 +50,7 @@ class Linear(nnx.Module):
         """Project; the adapter works in float32 whatever the base's dtype."""
         y = x @ self.kernel[...]
         if self.bias is not None:
-            y = y + self.bias[...]
+            y = y + along_last(self.bias[...], y)
         if not adapter or self.lora_a is None or self.lora_b is None:
             return y
         z = x.astype(jnp.float32)
@@ -68,7 +73,7 @@ class RMSNorm(nnx.Module):
         """Normalise the last axis."""
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        return wide.astype(x.dtype) * self.scale[...]
+        return wide.astype(x.dtype) * along_last(self.scale[...], x)
 
 
 class GatedMLP(nnx.Module):
@@ -105,7 +110,7 @@ def rotary_angles(
     inverse = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
     if scaling is not None:
         inverse = scaled_frequencies(inverse, scaling)
-    angles = positions_bt[..., None].astype(jnp.float32) * inverse
+    angles = positions_bt[..., None].astype(jnp.float32) * inverse[None, None]
     return jnp.cos(angles), jnp.sin(angles)
 
 

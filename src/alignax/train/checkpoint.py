@@ -44,7 +44,7 @@ class Checkpoints:
         self.manifests = self.folder / "manifests"
         self.manifests.mkdir(parents=True, exist_ok=True)
         self.best_metric = best_metric
-        self.discarded = self._discard_torn()
+        self.discarded = discard_torn(self.folder, self.manifests)
         best = policies.BestN(
             get_metric_fn=lambda metrics: metrics[best_metric],
             reverse=not HIGHER_IS_BETTER[best_metric],
@@ -62,25 +62,6 @@ class Checkpoints:
                 preservation_policy=policy, enable_async_checkpointing=False
             ),
         )
-
-    def _discard_torn(self) -> list[str]:
-        """Remove step folders without a manifest that fits, and temporary folders."""
-        torn = []
-        for path in sorted(self.folder.iterdir()):
-            if path == self.manifests or not path.is_dir():
-                continue
-            if not (path.name.isdigit() and self._whole(path)):
-                torn.append(path.name)
-                shutil.rmtree(path)
-        return torn
-
-    def _whole(self, path: Path) -> bool:
-        """Tell whether a step folder is as its manifest says."""
-        manifest = self.manifests / f"{path.name}.json"
-        try:
-            return json.loads(manifest.read_text()) == file_hashes(path)
-        except (OSError, ValueError):
-            return False
 
     @property
     def steps(self) -> list[int]:
@@ -111,8 +92,8 @@ class Checkpoints:
                 metrics=dict(metrics) if self.best_metric in metrics else None,
             )
             self.manager.wait_until_finished()
-            self._write(self.manifests / f"{step}.json", file_hashes(self.folder / str(step)))
-            self._write(self.folder / "index.json", self.index())
+            write_json(self.manifests / f"{step}.json", file_hashes(self.folder / str(step)))
+            write_json(self.folder / "index.json", self.index())
         except OSError as error:
             raise RunError(
                 f"cannot save step {step} in {self.folder}: {error.strerror or error}",
@@ -187,12 +168,32 @@ class Checkpoints:
                 hint="resume with the recipe that the run was started with",
             )
 
-    @staticmethod
-    def _write(path: Path, content: Any) -> None:
-        """Write JSON atomically."""
-        partial = path.with_suffix(".tmp")
-        partial.write_text(json.dumps(content, indent=1))
-        partial.replace(path)
+
+def discard_torn(folder: Path, manifests: Path) -> list[str]:
+    """Remove step folders without a manifest that fits, and temporary folders; name them."""
+    torn = []
+    for path in sorted(folder.iterdir()):
+        if path == manifests or not path.is_dir():
+            continue
+        if not (path.name.isdigit() and is_whole(path, manifests / f"{path.name}.json")):
+            torn.append(path.name)
+            shutil.rmtree(path)
+    return torn
+
+
+def is_whole(folder: Path, manifest: Path) -> bool:
+    """Tell whether a step folder is as its manifest says."""
+    try:
+        return json.loads(manifest.read_text()) == file_hashes(folder)
+    except (OSError, ValueError):
+        return False
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON atomically."""
+    partial = path.with_suffix(".tmp")
+    partial.write_text(json.dumps(content, indent=1))
+    partial.replace(path)
 
 
 def file_hashes(folder: Path) -> dict[str, str]:

@@ -128,24 +128,7 @@ def build_train_step(
         ``Weighted`` sums and the scalars ``grad_norm``, ``learning_rate``, ``finite``. A step
         whose loss or gradient is not finite leaves the state as it was. The state is donated.
     """
-    dropout = network.trains == "adapter"
-
-    def total_loss(trainable: Any, frozen: Any, live: Any, xs: Any, key: Any) -> Any:
-        batch, cached = xs
-        policy = answer_logps(
-            network,
-            network.join(trainable, frozen),
-            batch,
-            train_head=network.trains == "base",
-            dropout_key=key if dropout else None,
-        )
-        reference = cached
-        if reference_plan.mode == "live":
-            reference = jax.lax.stop_gradient(
-                answer_logps(network, live, batch, adapter=reference_plan.adapter)
-            )
-        output = batch_loss(objective, network, policy, reference, batch)
-        return output.loss.total, output
+    gradient_of = jax.grad(_total_loss(network, objective, reference_plan), has_aux=True)
 
     def step(
         state: TrainState, frozen: Any, live: Weights | None, batch: PackedBatch, cached: Any
@@ -155,9 +138,7 @@ def build_train_step(
         def accumulate(gradient: Any, xs: Any) -> Any:
             index, *parts = xs
             key = jax.random.fold_in(step_key, index)
-            part, output = jax.grad(total_loss, has_aux=True)(
-                state.trainable, frozen, live, parts, key
-            )
+            part, output = gradient_of(state.trainable, frozen, live, parts, key)
             return jax.tree.map(jnp.add, gradient, part), output
 
         zeros = jax.tree.map(jnp.zeros_like, state.trainable)
@@ -182,6 +163,31 @@ def build_train_step(
         }
 
     return jax.jit(step, donate_argnums=0)
+
+
+def _total_loss(
+    network: Network, objective: Objective, reference_plan: ReferencePlan
+) -> Callable[..., tuple[Any, LossOutput]]:
+    """Make ``(trainable, frozen, live, (batch, cached), key) → (summed loss, output)``."""
+
+    def total_loss(trainable: Any, frozen: Any, live: Any, xs: Any, key: Any) -> Any:
+        batch, cached = xs
+        policy = answer_logps(
+            network,
+            network.join(trainable, frozen),
+            batch,
+            train_head=network.trains == "base",
+            dropout_key=key if network.trains == "adapter" else None,
+        )
+        reference = cached
+        if reference_plan.mode == "live":
+            reference = jax.lax.stop_gradient(
+                answer_logps(network, live, batch, adapter=reference_plan.adapter)
+            )
+        output = batch_loss(objective, network, policy, reference, batch)
+        return output.loss.total, output
+
+    return total_loss
 
 
 def step_values(metrics: Mapping[str, Any]) -> dict[str, float]:

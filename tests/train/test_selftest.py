@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Self-tests pass on right runs and stop wrong ones (C15, C16, L1, L3, L5)."""
+
+import jax
+import numpy as np
+import pytest
+
+from alignax.errors import RunError, SelfTestFailed, UsageError
+from alignax.models.lora import LoraSpec, add_lora
+from alignax.train.reference import ReferenceCache
+from alignax.train.selftest import (
+    check_equal_start,
+    check_first_loss,
+    check_first_update,
+    check_packed_equals_padded,
+)
+from tests.train.tiny import Rows, Run, policy
+
+
+def test_packed_equals_padded_and_a_fault_is_seen():
+    run = Run(Rows(4), model=policy(warm=True))
+    packed = run.score(run.start)
+    examples = [run.rows[0], run.rows[1]]
+    check_packed_equals_padded(run.network, run.start, examples, packed[:2], dtype="float32")
+    with pytest.raises(SelfTestFailed, match="row0"):
+        check_packed_equals_padded(
+            run.network, run.start, examples, packed[:2] * 1.01, dtype="float32"
+        )
+
+
+def test_wrong_reference_is_named():
+    """C15: base -60/-62 under a policy at -20/-70 must not start."""
+    policy_logps, base = np.array([[-20.0, -70.0]]), np.array([[-60.0, -62.0]])
+    identities = {"policy": "base b1, adapter a1", "reference": "base b1, adapter none"}
+    with pytest.raises(SelfTestFailed) as caught:
+        check_equal_start(policy_logps, base, identities, dtype="float32")
+    assert "adapter a1" in str(caught.value)
+    assert "adapter none" in str(caught.value)
+    assert check_equal_start(base, base, identities, dtype="float32") == 0.0
+
+
+def test_first_loss():
+    check_first_loss(0.693147, beta=0.1, dtype="float32")
+    for loss in (0.008196, 0.6999, float("nan")):
+        with pytest.raises(SelfTestFailed, match="ln 2"):
+            check_first_loss(loss, beta=0.1, dtype="float32")
+
+
+def test_nothing_moves():
+    """C16 a: frozen arrays give no gradient, and bf16-like rounding moves nothing."""
+    weights = {"w": np.ones(4, np.float32)}
+    with pytest.raises(SelfTestFailed, match="gradient"):
+        check_first_update(weights, weights, 0.0)
+    with pytest.raises(SelfTestFailed, match="changed none of 4"):
+        check_first_update(weights, weights, 0.5)
+    moved = {"w": np.array([1, 1, 2, 1], np.float32)}
+    assert check_first_update(weights, moved, 0.5) == 0.25
+
+
+@pytest.mark.parametrize("targets", [("query",), ("q_proj", "attn"), ()])
+def test_targets_that_match_nothing_are_listed(targets):
+    """C16 b."""
+    with pytest.raises(UsageError) as caught:
+        add_lora(policy(spec=None), LoraSpec(4, 8.0, 0.0, targets), key=jax.random.key(0))
+    assert "gate_proj" in str(caught.value)
+    assert all(t in str(caught.value) for t in targets)
+
+
+def test_reference_cache_looks_up_by_id_and_refuses_gaps(tmp_path):
+    file = tmp_path / "cache.npz"
+    cache = ReferenceCache(file)
+    assert cache.missing(["a", "b", "a"]) == [0, 1]
+    cache.add(["a", "b"], np.array([[-1.0, -2.0], [-3.0, -4.0]], np.float32))
+    again = ReferenceCache(file)
+    np.testing.assert_array_equal(again.table(["b", "a", "b"])[:, 0], [-3.0, -1.0, -3.0])
+    assert again.missing(["b", "c"]) == [1]
+    with pytest.raises(RunError, match="no log-probs for 1 rows"):
+        again.table(["a", "c"])
