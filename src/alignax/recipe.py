@@ -25,81 +25,106 @@ class Section(BaseModel):
 class ModelSection(Section):
     """Which weights to start from."""
 
-    path: str = Field("", description="Hugging Face folder, GGUF file, or 'demo' (SmolLM2-135M)")
-    adapter: str | None = Field(None, description="adapter to continue from: PEFT folder or run")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of the base")
+    path: str = Field(
+        default="", description="Hugging Face folder, GGUF file, or 'demo' (SmolLM2-135M)"
+    )
+    adapter: str | None = Field(
+        default=None, description="adapter to continue from: PEFT folder or run"
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="dtype of the base"
+    )
 
 
 class DataSection(Section):
     """Which rows, and how they become tokens."""
 
-    path: str | list[str] = Field("", description="file, glob or hub id with training rows")
-    eval_path: str | list[str] | None = Field(None, description="held-out rows; else a split")
-    format: str = Field("auto", description="name of the row format, or 'auto'")
-    split: str = Field("train", description="split of a hub data set")
-    eval_fraction: float = Field(
-        0.1, ge=0, lt=1, description="share of prompts held out (by prompt hash)"
+    path: str | list[str] = Field(default="", description="file, glob or hub id with training rows")
+    eval_path: str | list[str] | None = Field(
+        default=None, description="held-out rows; else a split"
     )
-    max_eval_rows: int | None = Field(None, ge=1, description="cap on held-out rows")
-    max_rows: int | None = Field(None, ge=1, description="use only the first rows")
-    max_length: int = Field(512, ge=2, description="tokens of prompt + one answer, at most")
+    format: str = Field(default="auto", description="name of the row format, or 'auto'")
+    split: str = Field(default="train", description="split of a hub data set")
+    eval_fraction: float = Field(
+        default=0.1, ge=0, lt=1, description="share of prompts held out (by prompt hash)"
+    )
+    max_eval_rows: int | None = Field(default=None, ge=1, description="cap on held-out rows")
+    max_rows: int | None = Field(default=None, ge=1, description="use only the first rows")
+    max_length: int = Field(default=512, ge=2, description="tokens of prompt + one answer, at most")
     overlong: Literal["truncate", "drop", "error"] = Field(
-        "truncate", description="what happens to rows above max_length"
+        default="truncate", description="what happens to rows above max_length"
     )
     prompt_cut: Literal["none", "turns"] = Field(
-        "none", description="cut over-long prompts from the left at turn boundaries"
+        default="none", description="cut over-long prompts from the left at turn boundaries"
     )
     render: Literal["auto", "chat", "text"] = Field(
-        "auto",
+        default="auto",
         description="auto: plain strings stay plain text, turns use the chat template; "
         "chat: strings become turns",
     )
-    chat_template: str | None = Field(None, description="file with a Jinja chat template")
-    stop_token: str | None = Field(None, description="stop token, if the template writes none")
-    add_bos: bool | None = Field(None, description="force or forbid a BOS; default: as the model")
-    strict_template: bool = Field(False, description="refuse templates that are not prefix-stable")
-    system: str | None = Field(None, description="system turn for rows that have none")
+    chat_template: str | None = Field(default=None, description="file with a Jinja chat template")
+    stop_token: str | None = Field(
+        default=None, description="stop token, if the template writes none"
+    )
+    add_bos: bool | None = Field(
+        default=None, description="force or forbid a BOS; default: as the model"
+    )
+    strict_template: bool = Field(
+        default=False, description="refuse templates that are not prefix-stable"
+    )
+    system: str | None = Field(default=None, description="system turn for rows that have none")
     whitespace_pairs: Literal["drop", "keep"] = Field(
-        "drop", description="pairs that differ in white space only"
+        default="drop", description="pairs that differ in white space only"
     )
     max_bad_share: float = Field(
-        0.5, gt=0, le=1, description="refuse to run when more than this share is dropped"
+        default=0.5, gt=0, le=1, description="refuse to run when more than this share is dropped"
     )
-    cache: str | None = Field(None, description="token cache folder; default: user cache folder")
+    cache: str | None = Field(
+        default=None, description="token cache folder; default: user cache folder"
+    )
 
 
 class LoraSection(Section):
     """Low-rank adapters (Hu et al. 2021)."""
 
-    enabled: bool = Field(True, description="false: train all weights")
-    rank: int = Field(16, ge=1, description="rank of the update")
-    alpha: float = Field(32.0, gt=0, description="the update is scaled by alpha / rank")
-    dropout: float = Field(0.05, ge=0, lt=1, description="dropout on the adapter's input")
+    enabled: bool = Field(default=True, description="false: train all weights")
+    rank: int = Field(default=16, ge=1, description="rank of the update")
+    alpha: float = Field(default=32.0, gt=0, description="the update is scaled by alpha / rank")
+    dropout: float = Field(default=0.05, ge=0, lt=1, description="dropout on the adapter's input")
     targets: list[str] | Literal["all-linear"] = Field(
-        ["q_proj", "v_proj"], description="projections that get an adapter, or all-linear"
+        default=["q_proj", "v_proj"], description="projections that get an adapter, or all-linear"
     )
 
 
 class LossSection(Section):
     """The objective."""
 
-    type: str = Field("auto", description="name of the loss; auto: sigmoid for dpo, nll for sft")
-    beta: float | None = Field(
-        None, description="strength of the tie to the reference: high stays close, low moves far"
+    type: str = Field(
+        default="auto", description="name of the loss; auto: sigmoid for dpo, nll for sft"
     )
-    label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="share of labels thought wrong")
-    nll_weight: float = Field(0.0, ge=0, description="weight of the chosen answer's NLL per token")
-    kl_weight: float = Field(0.0, ge=0, description="weight of KL(policy ‖ reference) on chosen")
+    beta: float | None = Field(
+        default=None,
+        description="strength of the tie to the reference: high stays close, low moves far",
+    )
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=0.5, description="share of labels thought wrong"
+    )
+    nll_weight: float = Field(
+        default=0.0, ge=0, description="weight of the chosen answer's NLL per token"
+    )
+    kl_weight: float = Field(
+        default=0.0, ge=0, description="weight of KL(policy ‖ reference) on chosen"
+    )
 
 
 class ReferenceSection(Section):
     """What the policy is compared with."""
 
     source: Literal["auto", "adapters_off", "frozen_copy", "cache"] = Field(
-        "auto", description="auto: cache"
+        default="auto", description="auto: cache"
     )
     start: Literal["policy", "base"] = Field(
-        "policy",
+        default="policy",
         description="policy: where training starts (base + adapter); base: adapter left out",
     )
 
@@ -107,70 +132,82 @@ class ReferenceSection(Section):
 class OptimizerSection(Section):
     """AdamW and its schedule."""
 
-    learning_rate: float = Field(1e-5, gt=0, description="peak learning rate")
-    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="after warm-up")
-    warmup_ratio: float = Field(0.1, ge=0, lt=1, description="share of steps to warm up")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
-    b1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
-    b2: float = Field(0.999, ge=0, lt=1, description="decay of the second moment")
-    eps: float = Field(1e-8, gt=0, description="denominator offset")
-    clip_norm: float = Field(1.0, gt=0, description="clip the gradient to this global norm")
+    learning_rate: float = Field(default=1e-5, gt=0, description="peak learning rate")
+    schedule: Literal["cosine", "linear", "constant"] = Field(
+        default="cosine", description="after warm-up"
+    )
+    warmup_ratio: float = Field(default=0.1, ge=0, lt=1, description="share of steps to warm up")
+    weight_decay: float = Field(default=0.0, ge=0, description="decoupled weight decay")
+    b1: float = Field(default=0.9, ge=0, lt=1, description="decay of the first moment")
+    b2: float = Field(default=0.999, ge=0, lt=1, description="decay of the second moment")
+    eps: float = Field(default=1e-8, gt=0, description="denominator offset")
+    clip_norm: float = Field(default=1.0, gt=0, description="clip the gradient to this global norm")
 
 
 class MeshSection(Section):
     """Devices along each axis; 1 x 1 x 1 is one device."""
 
-    data: int = Field(1, ge=1, description="replicas that split the batch")
-    fsdp: int = Field(1, ge=1, description="devices that split batch and weights")
-    tensor: int = Field(1, ge=1, description="devices that split heads, MLP and vocabulary")
+    data: int = Field(default=1, ge=1, description="replicas that split the batch")
+    fsdp: int = Field(default=1, ge=1, description="devices that split batch and weights")
+    tensor: int = Field(default=1, ge=1, description="devices that split heads, MLP and vocabulary")
 
 
 class TrainSection(Section):
     """The loop."""
 
-    steps: int | None = Field(None, ge=1, description="optimiser steps (1000 without epochs)")
-    epochs: float | None = Field(None, gt=0, description="passes over the rows instead of steps")
-    batch_size: int = Field(16, ge=1, description="examples a step, over all devices")
-    accumulate: int | None = Field(None, ge=1, description="micro-batches a step; default: fits")
-    microbatch_tokens: int = Field(4096, ge=128, description="tokens a micro-batch and device")
-    packing: bool = Field(True, description="false: one example a row")
-    eval_steps: int = Field(200, ge=1, description="steps between held-out evaluations")
-    save_steps: int | None = Field(None, ge=1, description="steps between saves; as eval_steps")
-    keep: int = Field(2, ge=1, description="checkpoints kept besides the best")
+    steps: int | None = Field(
+        default=None, ge=1, description="optimiser steps (1000 without epochs)"
+    )
+    epochs: float | None = Field(
+        default=None, gt=0, description="passes over the rows instead of steps"
+    )
+    batch_size: int = Field(default=16, ge=1, description="examples a step, over all devices")
+    accumulate: int | None = Field(
+        default=None, ge=1, description="micro-batches a step; default: fits"
+    )
+    microbatch_tokens: int = Field(
+        default=4096, ge=128, description="tokens a micro-batch and device"
+    )
+    packing: bool = Field(default=True, description="false: one example a row")
+    eval_steps: int = Field(default=200, ge=1, description="steps between held-out evaluations")
+    save_steps: int | None = Field(
+        default=None, ge=1, description="steps between saves; as eval_steps"
+    )
+    keep: int = Field(default=2, ge=1, description="checkpoints kept besides the best")
     best_metric: Literal["loss", "accuracy", "margin", "perplexity"] = Field(
-        "loss", description="held-out metric that names the best checkpoint"
+        default="loss", description="held-out metric that names the best checkpoint"
     )
-    seed: int = Field(0, ge=0, description="seed of order, adapter init and dropout")
+    seed: int = Field(default=0, ge=0, description="seed of order, adapter init and dropout")
     remat: Literal["none", "dots", "full"] = Field(
-        "dots", description="what the backward pass recomputes; full saves the most memory"
+        default="dots", description="what the backward pass recomputes; full saves the most memory"
     )
-    log_steps: int = Field(1, ge=1, description="steps between lines of metrics.jsonl")
-    resume: bool = Field(False, description="continue the run in the output folder")
+    log_steps: int = Field(default=1, ge=1, description="steps between lines of metrics.jsonl")
+    resume: bool = Field(default=False, description="continue the run in the output folder")
 
 
 class SampleSection(Section):
     """Answers to fixed prompts, before and after."""
 
-    prompts: int = Field(4, ge=0, description="held-out prompts to answer; 0: none")
-    max_new_tokens: int = Field(96, ge=1, description="length limit of an answer")
-    temperature: float = Field(0.0, ge=0, description="0: greedy")
+    prompts: int = Field(default=4, ge=0, description="held-out prompts to answer; 0: none")
+    max_new_tokens: int = Field(default=96, ge=1, description="length limit of an answer")
+    temperature: float = Field(default=0.0, ge=0, description="0: greedy")
 
 
 class ExportSection(Section):
     """What is written at the end."""
 
-    adapter: bool = Field(True, description="write the PEFT adapter (LoRA runs)")
-    merged: bool = Field(True, description="write the merged Hugging Face folder")
+    adapter: bool = Field(default=True, description="write the PEFT adapter (LoRA runs)")
+    merged: bool = Field(default=True, description="write the merged Hugging Face folder")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "bfloat16", description="dtype of the merged weights"
+        default="bfloat16", description="dtype of the merged weights"
     )
 
 
 class Recipe(Section):
     """All settings of one training run."""
 
-    method: Literal["sft", "dpo"] = Field("dpo", description="set by the verb")
-    output: str = Field("", description="run folder")
+    method: Literal["sft", "dpo"] = Field(default="dpo", description="set by the verb")
+    output: str = Field(default="", description="run folder")
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     lora: LoraSection = LoraSection()

@@ -21,7 +21,7 @@ def open_sampler(recipe: Recipe, *, batch_size: int) -> tuple[Sampler, Encoder]:
     sampler = Sampler(
         policy.model,
         stop_ids=encoder.stop_ids,
-        decode=policy.tokenizer.decode,
+        decode=encoder.decode,
         batch_size=batch_size,
     )
     return sampler, encoder

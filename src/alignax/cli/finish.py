@@ -23,7 +23,6 @@ from alignax.export.peft import write_adapter
 from alignax.export.verify import verify_adapter, verify_merged
 from alignax.generate.sampler import Sampler
 from alignax.models.decoder import Decoder
-from alignax.models.lora import merged
 from alignax.recipe import Recipe
 from alignax.report.build import build_report
 from alignax.report.render import render
@@ -63,7 +62,7 @@ def probe_prompts(setup: Setup) -> Probes:
         if prompt_hash not in seen:
             seen[prompt_hash] = rows[index].prompt.tolist()
     ids = list(seen.values())
-    return Probes(ids, [setup.policy.tokenizer.decode(i) for i in ids])
+    return Probes(ids, [setup.encoder.decode(i) for i in ids])
 
 
 def build_sample(setup: Setup, probes: Probes) -> Callable[[Any, int], None]:
@@ -76,7 +75,7 @@ def build_sample(setup: Setup, probes: Probes) -> Callable[[Any, int], None]:
         sampler = Sampler(
             model_with(setup, trainable),
             stop_ids=setup.encoder.stop_ids,
-            decode=setup.policy.tokenizer.decode,
+            decode=setup.encoder.decode,
         )
         answers = sampler.generate(
             probes.ids,
@@ -181,13 +180,13 @@ def export_model(
     stop_ids = encoder.stop_ids
     if recipe.export.adapter and recipe.lora.enabled and policy.lora is not None:
         target = folder.export / "adapter"
-        write_adapter(target, model, policy.lora, policy.tokenizer, facts)
+        write_adapter(target, model, policy.lora, policy.tokenizer, facts, stop_ids=stop_ids)
         checks = verify_adapter(target, model, policy.loaded, prompts, stop_ids=stop_ids)
         written.append({"kind": "adapter", "path": str(target), **asdict(checks)})
     if recipe.export.merged:
         target = folder.export / "merged"
         write_merged(
-            target, merged(model), policy.loaded, policy.tokenizer, facts,
+            target, model, policy.loaded, policy.tokenizer, facts,
             stop_ids=stop_ids, dtype=recipe.export.dtype,
         )  # fmt: skip
         checks = verify_merged(target, model, prompts, stop_ids=stop_ids)

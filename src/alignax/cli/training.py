@@ -145,8 +145,8 @@ def self_test(setup: Setup) -> None:
 
 def first_update_check(setup: Setup) -> Callable[..., None]:
     """Make the check that the loop runs after the first update."""
-    exact = setup.policy.adapter_hash is None or setup.policy.lora is None
-    exact = exact or setup.policy.lora.dropout == 0
+    lora = setup.policy.lora
+    exact = setup.policy.adapter_hash is None or lora is None or lora.dropout == 0
     equal_start = not (
         setup.recipe.reference.start == "base" and setup.policy.adapter_hash is not None
     )

@@ -39,7 +39,7 @@ def build_eval_step(network: Network, *, reference_adapter: bool | None) -> Call
     def evaluate(policy: Weights, reference: Weights | None, batch: PackedBatch) -> Any:
         def one(micro: PackedBatch) -> Any:
             ours = answer_logps(network, policy, micro)
-            if reference_adapter is None:
+            if reference_adapter is None or reference is None:
                 zeros = jax.numpy.zeros_like(ours.sums)
                 return ours.sums, zeros, ours.tokens, zeros
             theirs = answer_logps(network, reference, micro, adapter=reference_adapter)

@@ -41,8 +41,8 @@ class Linear(nnx.Module):
         """Allocate zeros; ``random_model`` or the loader fills them."""
         self.kernel = nnx.Param(jnp.zeros((layers, width_in, width_out), dtype))
         self.bias = nnx.Param(jnp.zeros((layers, width_out), dtype)) if bias else None
-        self.lora_a = nnx.data(None)
-        self.lora_b = nnx.data(None)
+        self.lora_a: LoRAParam | None = nnx.data(None)
+        self.lora_b: LoRAParam | None = nnx.data(None)
         self.lora_scale = 1.0
         self.lora_dropout = 0.0
 

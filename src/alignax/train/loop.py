@@ -202,7 +202,7 @@ def _require_finite(
     """Stop at the first loss or gradient that is not a number; that update was not applied."""
     if values.pop("finite"):
         return
-    rows = [row_ids[i] for i in np.unique(batch.example[batch.example >= 0])]
+    rows = [str(row_ids[i]) for i in np.unique(batch.example[batch.example >= 0])]
     raise StoppedByGuard(
         f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}; "
         "the update was not applied",

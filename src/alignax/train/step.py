@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
 
 from alignax.losses import Objective
 from alignax.losses.logprobs import token_kl
@@ -61,9 +60,9 @@ def init_state(
 
 
 def pair_logps(
-    policy_bps: Float[Array, "b p 2"], reference_bps: Any, tokens_bps: Any, kl_chosen: Any = 0.0
+    policy_bps: Any, reference_bps: Any, tokens_bps: Any, kl_chosen: Any = 0.0
 ) -> PairLogps:
-    """Flatten the answers of a micro-batch into one entry a pair slot."""
+    """Flatten [b, p, 2] values of a micro-batch's answers into one entry a pair slot."""
     flat = [x.reshape(-1, 2) for x in (policy_bps, reference_bps, tokens_bps)]
     (policy, reference, tokens) = flat
     return PairLogps(
