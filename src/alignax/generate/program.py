@@ -80,7 +80,7 @@ def _note(plan: Plan, request: Request, progress: Progress, logits_bv: Any) -> P
     keys_b = jax.vmap(jax.random.fold_in, (0, None))(request.keys, progress.step)
     ids_b, logp_b = choose(logits_bv, keys_b, plan.rule, request.temperature, request.top_p)
     counts_b = progress.counts + ~progress.done
-    stopped_b = (ids_b[:, None] == request.stop_ids).any(axis=-1)
+    stopped_b = (ids_b[:, None] == request.stop_ids[None]).any(axis=-1)
     return progress._replace(
         ids=progress.ids.at[:, progress.step].set(ids_b),
         logps=progress.logps.at[:, progress.step].set(logp_b),
@@ -95,8 +95,8 @@ def _begin(plan: Plan, weights: Any, request: Request) -> Progress:
     """Read the prompts and choose the first token of each answer."""
     model = nnx.merge(plan.graphdef, weights)
     b, t = request.ids.shape
-    index_t = jnp.arange(t)
-    positions_bt = jnp.where(index_t < request.lengths[:, None], index_t, -1)
+    index_1t = jnp.arange(t)[None]
+    positions_bt = jnp.where(index_1t < request.lengths[:, None], index_1t, -1)
     cache = init_cache(model.config, b, t + plan.room, model.dtype)
     hidden_btd, cache = model.decode(request.ids, positions_bt, cache, adapter=plan.adapter)
     last_b = jnp.maximum(request.lengths - 1, 0)
