@@ -140,9 +140,10 @@ def test_trainables_are_float32_and_small_updates_count():
     assert moved > 0.3
 
 
-def test_step_compiles_once():
-    run = Run(Rows(40))
-    for index in range(5):
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 2, 2)])
+def test_step_compiles_once(mesh):
+    run = Run(Rows(40), mesh=mesh)
+    for index in range(4):
         run.update(index)
     assert run.step._cache_size() == 1
 

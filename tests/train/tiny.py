@@ -12,7 +12,7 @@ from alignax.losses import build_loss
 from alignax.models.config import DecoderConfig
 from alignax.models.decoder import random_model
 from alignax.models.lora import LoraSpec, adapted, add_lora
-from alignax.models.sharding import build_mesh, place_batch, place_model
+from alignax.models.sharding import build_mesh, commit, place_batch, place_model
 from alignax.records import EncodedExample
 from alignax.train.forward import split_model
 from alignax.train.reference import build_score_step, gather_cached, score_rows
@@ -79,11 +79,13 @@ class Run:
         self.objective = build_loss(kind=kind, beta=beta if kind == "pair" else None)
         schedule = optax.constant_schedule(learning_rate)
         self.optimizer = optimizer or optax.adamw(schedule, weight_decay=0.0)
-        self.step = build_train_step(
-            self.network, self.objective, self.optimizer, schedule, self.reference_plan
-        )
         self.table = self.score(self.reference, reference_adapter) if mode == "cached" else None
-        self.state = init_state(self.trainable, self.optimizer, jax.random.key(0))
+        self.state = commit(
+            init_state(self.trainable, self.optimizer, jax.random.key(0)), self.mesh
+        )
+        self.step = build_train_step(
+            self.network, self.objective, self.optimizer, schedule, self.reference_plan, self.state
+        )
 
     def score(self, weights, adapter=True):
         """[n, s] log-probs of all rows."""

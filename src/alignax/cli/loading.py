@@ -169,19 +169,18 @@ def tokenizer_encoder(recipe: Recipe) -> tuple[PreTrainedTokenizerBase, Encoder]
 def load_rows(
     data: DataSection, encoder: Encoder, *, kind: str, paths: Any = None
 ) -> tuple[EncodedDataset, DataReport]:
-    """Read, audit and encode rows, with a bar."""
-    with terminal.progress("rows", 0) as advance:
-        del advance  # the bar only shows that something happens while the cache is built
-        return build_dataset(
-            paths if paths is not None else data.path,
-            format=data.format,
-            split=data.split,
-            encoder=encoder,
-            kind=kind,
-            cache_dir=Path(data.cache) if data.cache else cache_folder() / "tokens",
-            max_rows=data.max_rows,
-            max_bad_share=data.max_bad_share,
-        )
+    """Read, audit and encode rows."""
+    return build_dataset(
+        paths if paths is not None else data.path,
+        format=data.format,
+        split=data.split,
+        encoder=encoder,
+        kind=kind,
+        cache_dir=Path(data.cache) if data.cache else cache_folder() / "tokens",
+        max_rows=data.max_rows,
+        max_bad_share=data.max_bad_share,
+        progress=terminal.counter("rows encoded"),
+    )
 
 
 def load_train_and_eval(

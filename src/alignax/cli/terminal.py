@@ -4,7 +4,7 @@
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,7 +79,11 @@ def with_interval(values: Mapping[str, float], name: str, digits: int = 3) -> st
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Any]:
-    """Show a bar while a count grows; yields ``advance(n)``."""
+    """Show a bar while a count grows; yields ``advance(n)``. Without a terminal: one line."""
+    if not console.is_terminal:
+        say(f"{title}: {total}")
+        yield lambda n: None
+        return
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -91,6 +95,16 @@ def progress(title: str, total: int) -> Iterator[Any]:
     ) as bar:
         task = bar.add_task(title, total=total)
         yield lambda n: bar.advance(task, n)
+
+
+def counter(title: str) -> Callable[[int, int], None]:
+    """Make ``show(done, total)``, which rewrites one line of a terminal."""
+
+    def show(done: int, total: int) -> None:
+        if console.is_terminal:
+            console.print(f"{title}: {done} of {total}", end="\n" if done == total else "\r")
+
+    return show
 
 
 class TrainingProgress:
@@ -105,6 +119,7 @@ class TrainingProgress:
             TimeRemainingColumn(),
             TextColumn("{task.fields[values]}"),
             console=console,
+            disable=not console.is_terminal,
         )
         self._task: TaskID = self._bar.add_task("train", total=total, completed=done, values="")
         self._plain = not console.is_terminal

@@ -19,7 +19,7 @@ from alignax.data.pipeline import step_batches
 from alignax.data.plan import Plan, scoring_plan
 from alignax.errors import RunError
 from alignax.evaluate.heldout import build_eval_step, score_heldout, summarize_pairs, summarize_sft
-from alignax.models.sharding import place_batch
+from alignax.models.sharding import commit, place_batch
 from alignax.recipe import Recipe
 from alignax.train.checkpoint import Checkpoints
 from alignax.train.forward import Weights
@@ -191,7 +191,9 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
     schedule = build_schedule(recipe.optimizer, setup.plan.steps)
     optimizer = build_optimizer(recipe.optimizer, schedule)
     trainable, frozen = network.part(setup.start)
-    state = init_state(trainable, optimizer, jax.random.key(recipe.train.seed))
+    state = commit(
+        init_state(trainable, optimizer, jax.random.key(recipe.train.seed)), setup.policy.mesh
+    )
     if not recipe.train.resume:
         self_test(setup)
         folder.create(recipe, marks)

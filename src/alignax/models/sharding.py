@@ -81,6 +81,12 @@ def place_batch(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), tree)
 
 
-def place_like(tree: Any, mesh: Mesh) -> Any:
-    """Put small arrays whole onto every device of the mesh."""
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+def commit(tree: Any, mesh: Mesh) -> Any:
+    """Put arrays that lie on no mesh yet whole onto every device of the mesh."""
+    whole = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(
+        lambda leaf: (
+            leaf if isinstance(leaf.sharding, NamedSharding) else jax.device_put(leaf, whole)
+        ),
+        tree,
+    )

@@ -138,4 +138,5 @@ def arrays_hash(tree: Any) -> str:
 def describe(identity: ReferenceIdentity | Mapping[str, Any]) -> str:
     """Write an identity on one line."""
     parts = vars(identity) if isinstance(identity, ReferenceIdentity) else identity
-    return f"base {parts['base']}, adapter {parts['adapter'] or 'none'}"
+    adapter = parts["adapter"]
+    return f"base {parts['base'][:16]}, adapter {adapter[:16] if adapter else 'none'}"

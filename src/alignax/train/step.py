@@ -117,8 +117,9 @@ def build_train_step(
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
     reference_plan: ReferencePlan,
+    state: TrainState,
 ) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
-    """Compile the update.
+    """Compile the update; the next state is placed as ``state`` is, so one program serves a run.
 
     Returns:
         ``step(state, frozen, live, batch, cached) -> (state, metrics)``: ``frozen`` are the arrays
@@ -161,7 +162,8 @@ def build_train_step(
             "finite": finite,
         }
 
-    return jax.jit(step, donate_argnums=0)
+    placed = jax.tree.map(lambda leaf: leaf.sharding, state)
+    return jax.jit(step, donate_argnums=0, out_shardings=(placed, None))
 
 
 def _total_loss(
