@@ -57,3 +57,8 @@ def test_a_run_is_its_settings(facts, changes, same):
 def test_values_cannot_break_the_table(facts):
     odd = dataclasses.replace(facts, data=["a|b`c\nd"])
     assert "- `a/b'c d`" in model_card(odd, "merged", dtype="float32")
+
+
+def test_the_manifest_is_plain_json(facts):
+    odd = dataclasses.replace(facts, summary={"after": {"loss_low": -float("inf"), "n": 1.0}})
+    assert odd.to_json()["summary"] == {"after": {"loss_low": None, "n": 1.0}}

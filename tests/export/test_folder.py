@@ -6,6 +6,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from safetensors import SafetensorError
 
 from alignax.errors import RunError
 from alignax.export.folder import damaged_files, new_folder, set_aside, write_manifest
@@ -75,15 +76,19 @@ def test_never_over_anything_else(tmp_path, make, message):
     assert contents(target) == before
 
 
-def test_a_failed_write_leaves_the_old_export(tmp_path):
+FULL = "No space left on device"
+
+
+@pytest.mark.parametrize("error", [OSError(28, FULL), SafetensorError(f"I/O error: {FULL}")])
+def test_a_failed_write_leaves_the_old_export(tmp_path, error):
     target = tmp_path / "export"
     write(target)
     with (
-        pytest.raises(RunError, match="No space left on device; nothing was changed"),
+        pytest.raises(RunError, match=f"{FULL}.*; nothing was changed"),
         new_folder(target, run="r1", weight_bytes=1) as partial,
     ):
         (partial / "weights").write_text("half")
-        raise OSError(28, "No space left on device")
+        raise error
     assert (target / "weights").read_text() == "one"
     assert names(tmp_path) == ["export"]
 

@@ -64,6 +64,16 @@ def test_verify_passes(tmp_path, trained, base, tokenizer, facts, prompts, dtype
     assert manifest["weights_hash"] == load_model(folder).weights_hash
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_verify_passes_on_a_bfloat16_base(tmp_path, base, tokenizer, facts, prompts, dtype):
+    """The base computes in bfloat16; what is exported is rounded once, whatever its dtype."""
+    loaded = load_model(base.path, dtype="bfloat16")
+    model = with_adapter(loaded.model)
+    folder = write(tmp_path / "m", model, loaded, tokenizer, facts, dtype=dtype)
+    checks = verify_merged(folder, model, prompts, stop_ids=[END, EOS])
+    assert checks.max_logit_difference < 1.0
+
+
 def test_full_fine_tuning_and_untied_head(tmp_path, tokenizer, facts, prompts):
     """No adapter; the head is a tensor of its own."""
     base = load_model(write_base(tmp_path / "base", config_for(tied=False), tokenizer))

@@ -70,8 +70,8 @@ def test_verify_passes(folder, base, trained, prompts):
     assert json.loads((folder / "alignax.json").read_text())["checks"]["greedy_equal"] == 4
 
 
-def test_verify_works_on_a_model_that_carries_the_adapter(folder, base, trained, prompts):
-    """The trained adapter on the base in memory is not mistaken for the written one."""
+def test_a_bare_copy_leaves_the_model_alone(trained):
+    """The base in memory may carry the trained adapter; the check must not lean on it."""
     assert bare(trained).layers.attention.q_proj.lora_a is None
     assert trained.layers.attention.q_proj.lora_a is not None
 

@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ class RunFacts:
             "method": self.method,
             "data": self.rows,
             "settings": dict(self.settings),
-            "summary": dict(self.summary),
+            "summary": only_numbers(self.summary),
         }
 
 
@@ -98,6 +99,15 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
+
+
+def only_numbers(value: Any) -> Any:
+    """Replace NaN and infinities, which JSON does not know, by null."""
+    if isinstance(value, Mapping):
+        return {key: only_numbers(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [only_numbers(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def model_card(facts: RunFacts, kind: Literal["adapter", "merged"], *, dtype: str) -> str:
@@ -209,7 +219,8 @@ def _usage(facts: RunFacts, kind: str) -> str:
         'base = AutoModelForCausalLM.from_pretrained("BASE_FOLDER")\n'
         'model = PeftModel.from_pretrained(base, "THIS_FOLDER")\n```\n\n'
         "or `alignax chat --model BASE --adapter THIS_FOLDER`. The base must have exactly the "
-        f"weights that the adapter was trained on ({_code(facts.base)}); `alignax` checks that."
+        f"weights that the adapter was trained on ({_code(facts.base)}); `alignax` checks that. "
+        "When the base was a GGUF file, the merged export is the form for transformers."
     )
 
 

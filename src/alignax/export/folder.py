@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from alignax.errors import RunError
 
 MANIFEST = "alignax.json"
@@ -46,8 +48,8 @@ def new_folder(target: Path, *, run: str, weight_bytes: int) -> Iterator[Path]:
         yield partial
         _flush(partial)
         _swap(partial, target)
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise RunError(
             f"cannot write the export {target}: {reason}; nothing was changed"
         ) from error
