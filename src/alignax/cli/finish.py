@@ -76,6 +76,7 @@ def build_sample(setup: Setup, probes: Probes) -> Callable[[Any, int], None]:
             model_with(setup, trainable),
             stop_ids=setup.encoder.stop_ids,
             decode=setup.encoder.decode,
+            batch_size=len(probes.ids),
         )
         answers = sampler.generate(
             probes.ids,

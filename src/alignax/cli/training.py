@@ -211,7 +211,9 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
     evaluate = build_evaluate(setup)
     iterator = step_batches(setup.train, setup.plan, start_step=start_step)
     parts = Parts(
-        step=build_train_step(network, setup.objective, optimizer, schedule, setup.reference_plan),
+        step=build_train_step(
+            network, setup.objective, optimizer, schedule, setup.reference_plan, state
+        ),
         frozen=frozen,
         live=setup.reference if setup.reference_plan.mode == "live" else None,
         table=table,

@@ -192,7 +192,7 @@ def _forward_kl(*args: Any) -> tuple[Array, Any]:
 
 
 def _backward_kl(options: Chunks, residuals: Any, cotangent_ba: Array) -> tuple[Any, ...]:
-    """d KL / d logit = p · (log ratio - its mean under p); the normalisers cancel."""
+    """D KL / d logit = p · (log ratio - its mean under p); the normalisers cancel."""
     ours_bad, theirs_bad, our_head_vd, their_head_vd, count_b = residuals
 
     def body(start: Any, size: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:

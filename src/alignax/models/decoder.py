@@ -24,10 +24,19 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from alignax.models.attention import dense_attention, masked_attention, tiled_attention
+from alignax.models.attention import SAVED, dense_attention, masked_attention, tiled_attention
 from alignax.models.cache import KVCache, extend
 from alignax.models.config import DecoderConfig
 from alignax.models.layers import GatedMLP, Linear, RMSNorm, rotary_angles, rotate, split_key
+
+REMAT = {
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(SAVED),
+    ),
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+"""What the backward pass finds of a layer: projections and attention, or the layer's input only."""
 
 
 class Embedding(nnx.Module):
@@ -205,12 +214,8 @@ class Decoder(nnx.Module):
             key = None if dropout_key is None else jax.random.fold_in(dropout_key, index)
             return nnx.merge(graphdef, parameters)(x, rotary, attend(part), adapter, key)
 
-        policies = {
-            "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-            "full": jax.checkpoint_policies.nothing_saveable,
-        }
         if remat != "none":
-            layer = jax.checkpoint(layer, policy=policies[remat], prevent_cse=False)
+            layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False)
         return jax.lax.scan(layer, x, (state, jnp.arange(config.layer_count), memory))
 
 
