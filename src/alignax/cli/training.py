@@ -43,22 +43,20 @@ from alignax.train.step import TrainState, build_train_step, init_state
 
 
 def reference_table(setup: Setup) -> np.ndarray | None:
-    """Compute what the cache lacks for training and held-out rows; return the training table."""
+    """Look the training rows' reference log-probs up, and compute those that are not known yet.
+
+    Held-out rows need no entry: their KL asks for the live reference at every evaluation.
+    """
     if setup.reference_plan.mode != "cached":
         return None
-    dtype = setup.recipe.model.dtype
-    key = setup.identity.key(setup.encoder.digest, dtype)
+    key = setup.identity.key(setup.encoder.digest, setup.recipe.model.dtype)
     cache = ReferenceCache(cache_folder() / "reference" / f"{key}.npz")
-    step = build_score_step(setup.network, adapter=setup.reference_plan.adapter)
-    for dataset in (setup.train, setup.held_out):
-        absent = cache.missing(dataset.row_ids) if dataset is not None else []
-        if dataset is None or not absent:
-            continue
-        part = dataset.select(absent)
+    absent = cache.missing(setup.train.row_ids)
+    if absent:
+        step = build_score_step(setup.network, adapter=setup.reference_plan.adapter)
+        part = setup.train.select(absent)
         sums = score_part(setup, step, setup.reference, part, "reference log-probs")
         cache.add(part.row_ids, sums)
-    if setup.held_out is not None:
-        cache.table(setup.held_out.row_ids)
     return cache.table(setup.train.row_ids)
 
 
