@@ -46,9 +46,9 @@ class JsonLines:
     """Writes ``metrics.jsonl`` and ``events.jsonl``."""
 
     def __init__(self, folder: Path, *, start_step: int, log_steps: int):
-        """Open both files, cut back to ``start_step``."""
+        """Open both files, cut back to ``start_step``; a run that starts anew starts empty."""
         for name in ("metrics.jsonl", "events.jsonl"):
-            drop_later_lines(folder / name, start_step)
+            drop_later_lines(folder / name, start_step or -1)
         self._metrics = (folder / "metrics.jsonl").open("a", buffering=1)
         self._events = (folder / "events.jsonl").open("a", buffering=1)
         self._log_steps = log_steps
