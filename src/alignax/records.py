@@ -22,7 +22,8 @@ Text = str | tuple[Message, ...]
 class PreferencePair:
     """One prompt with a preferred and a dispreferred answer.
 
-    ``prompt``, ``chosen`` and ``rejected`` are all plain text or all chat turns.
+    ``prompt``, ``chosen`` and ``rejected`` are all plain text or all chat turns. ``system`` is what
+    a row of plain text would say in a system turn; turns hold their own.
     """
 
     row_id: str
@@ -33,6 +34,7 @@ class PreferencePair:
     chosen_score: float | None = None
     rejected_score: float | None = None
     place: str = ""
+    system: str = ""
 
     @property
     def answers(self) -> tuple[Text, Text]:
@@ -49,6 +51,7 @@ class Conversation:
     response: Text
     tools: tuple[Mapping[str, Any], ...] = ()
     place: str = ""
+    system: str = ""
 
     @property
     def answers(self) -> tuple[Text]:

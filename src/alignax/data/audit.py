@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outcomes of rows → the data report: what was kept, cut and dropped, and what looks like a trap."""
+"""Outcomes of rows → the data report: what was kept, cut and dropped, and what may be a trap."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

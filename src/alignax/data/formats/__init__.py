@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from alignax.data.formats import hh, sft, sharegpt, trl
+from alignax.data.formats import hh, question, sft, sharegpt, trl
 from alignax.data.formats.turns import RowProblem
-from alignax.data.sources import Broken
+from alignax.data.readers import Broken
 from alignax.errors import DataError, UsageError
 from alignax.records import Conversation, Dropped, Example, PreferencePair
 
@@ -36,33 +36,42 @@ class Format:
     example: str
 
 
-_SCORES = (*(name for pair in trl.SCORES for name in pair), "metadata")
-_PAIR = ("prompt", "chosen", "rejected", "system", "tools", "messages", "prompt_id", *_SCORES)
+_PAIR = ("prompt", "chosen", "rejected", "system", "system_prompt", "tools", "metadata")
+_ASKED = (*trl.ASKING, "input", "history", "system", "system_prompt")
 
 FORMATS: dict[str, Format] = {
-    "hh": Format("pair", hh.matches, hh.parse, ("chosen", "rejected"), "chosen, rejected: transcripts"),
+    "hh": Format(
+        "pair", hh.matches, hh.parse, ("prompt", "chosen", "rejected"),
+        "chosen, rejected: Human/Assistant transcripts",
+    ),
     "sharegpt": Format(
         "pair", sharegpt.matches, sharegpt.parse,
-        ("conversations", "conversation", "chosen", "rejected", "system", "tools", *_SCORES),
-        "conversations: turns; chosen, rejected: turns",
+        (*sharegpt.COLUMNS, *_PAIR[1:]), "conversations: turns; chosen, rejected: one turn",
     ),
     "ultrafeedback": Format(
-        "pair", trl.matches_scored, trl.parse, _PAIR, "chosen, rejected: turns or text; scores"
+        "pair", trl.matches_scored, trl.parse, (*_PAIR, "prompt_id", "messages"),
+        "[prompt,] chosen, rejected: turns or text; scores",
     ),
     "trl": Format(
         "pair", trl.matches, trl.parse, _PAIR, "[prompt,] chosen, rejected: text or turns"
     ),
+    "alpaca-pairs": Format(
+        "pair", question.matches_pair, question.parse_pair, (*_ASKED, "chosen", "rejected"),
+        "question or instruction, [input,] chosen, rejected: text",
+    ),
     "messages": Format(
         "sft", sft.matches_messages, sft.parse_messages,
-        ("messages", "conversations", "system", "tools"), "messages: turns",
+        ("messages", "conversations", "system", "system_prompt", "tools", "label"),
+        "messages: turns",
     ),
     "prompt-response": Format(
-        "sft", sft.matches_prompt, sft.parse_prompt, ("prompt", *sft.RESPONSES, "system", "tools"),
-        "prompt, response",
+        "sft", sft.matches_prompt, sft.parse_prompt,
+        ("prompt", *sft.RESPONSES, "system", "system_prompt", "tools", "label"),
+        "prompt, response: text or turns",
     ),
     "alpaca": Format(
-        "sft", sft.matches_alpaca, sft.parse_alpaca, ("instruction", "input", "output", "system"),
-        "instruction, [input,] output",
+        "sft", question.matches, question.parse, (*_ASKED, *question.OUTPUTS, "label"),
+        "instruction or question, [input,] output",
     ),
 }  # fmt: skip
 
@@ -82,6 +91,13 @@ def detect(name: str, rows: Sequence[Any], *, kind: str, source: str) -> str:
         UsageError: Unknown format name.
         DataError: No format fits; columns and nearest formats are listed.
     """
+    objects = [row for row in rows if isinstance(row, Mapping)]
+    refused = sorted({c for row in objects for c in IMAGE_COLUMNS if row.get(c)})
+    if refused:
+        raise DataError(
+            f"{source} has images, film or sound (column {', '.join(refused)})",
+            hint="alignax reads text only; take the column away to train on the text alone",
+        )
     fitting = {n: f for n, f in FORMATS.items() if kind == "sft" or f.kind == "pair"}
     if name != "auto":
         if name not in FORMATS:
@@ -94,10 +110,6 @@ def detect(name: str, rows: Sequence[Any], *, kind: str, source: str) -> str:
                 hint=f"formats with pairs: {', '.join(fitting)}",
             )
         return name
-    objects = [row for row in rows if isinstance(row, Mapping)]
-    refused = sorted({c for row in objects for c in IMAGE_COLUMNS if row.get(c)})
-    if refused:
-        raise DataError(f"{source} has images or sound ({', '.join(refused)}); alignax reads text")
     counts = {n: sum(f.matches(row) for row in objects) for n, f in fitting.items()}
     best = max(counts, key=lambda n: counts[n])
     if counts[best]:
@@ -134,4 +146,6 @@ def parse_row(
     if kind == "pair":
         return PreferencePair(row_id=row_id, place=place, **fields)
     response = fields["chosen"] if form.kind == "pair" else fields["response"]
-    return Conversation(row_id, fields["prompt"], response, fields.get("tools", ()), place)
+    return Conversation(
+        row_id, fields["prompt"], response, fields.get("tools", ()), place, fields.get("system", "")
+    )

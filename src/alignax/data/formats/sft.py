@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows with one answer to imitate: message lists, prompt/response texts, Alpaca's columns."""
+"""Rows with one answer to imitate: message lists, and ``prompt`` with an answer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +9,12 @@ from alignax.data.formats.turns import (
     is_turns,
     require_answer,
     require_prompt,
+    system_text,
     tools,
     turns,
+    undesired,
     with_system,
+    without_prompt,
 )
 
 RESPONSES = ("response", "completion", "answer", "output")
@@ -28,6 +31,7 @@ def matches_messages(row: Mapping[str, Any]) -> bool:
 
 def parse_messages(row: Mapping[str, Any]) -> dict[str, Any]:
     """Imitate the last assistant turn of a dialogue."""
+    undesired(row)
     dialogue = with_system(turns(_messages(row), "messages"), row)
     if dialogue[-1]["role"] != "assistant":
         raise RowProblem("role", f"the dialogue ends with a {dialogue[-1]['role']} turn")
@@ -46,33 +50,18 @@ def matches_prompt(row: Mapping[str, Any]) -> bool:
 
 def parse_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
     """Read texts verbatim, or turns."""
-    prompt, response = row["prompt"], _response(row)
+    undesired(row)
+    prompt, response = row.get("prompt"), _response(row)
     for name, value in (("prompt", prompt), ("response", response)):
         if value is None:
             raise RowProblem("null", f"{name} is null")
     if isinstance(prompt, str) and isinstance(response, str):
-        return {"prompt": prompt, "response": response}
+        return {"prompt": prompt, "response": response, "system": system_text(row)}
     given = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else None
     given = given or turns(prompt, "prompt")
-    answer = require_answer(turns(response, "response"), "response")
+    answer = require_answer(without_prompt(turns(response, "response"), given), "response")
     return {
         "prompt": with_system(require_prompt(given), row),
         "response": answer,
         "tools": tools(row),
     }
-
-
-def matches_alpaca(row: Mapping[str, Any]) -> bool:
-    """Recognise ``instruction`` with ``output``."""
-    return "instruction" in row and "output" in row
-
-
-def parse_alpaca(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Make one user turn of instruction and input."""
-    parts = [row.get("instruction"), row.get("input")]
-    if not isinstance(parts[0], str) or not isinstance(row["output"], str):
-        raise RowProblem("wrong_type", "instruction and output must be text")
-    asked = "\n".join(p for p in parts if isinstance(p, str) and p)
-    prompt = ({"role": "user", "content": asked},)
-    answer = ({"role": "assistant", "content": row["output"]},)
-    return {"prompt": with_system(prompt, row), "response": answer}

@@ -13,17 +13,24 @@ from alignax.data.formats.turns import (
     tools,
     turns,
     with_system,
+    without_prompt,
 )
+
+COLUMNS = ("conversations", "conversation", "messages")
 
 
 def dialogue(row: Mapping[str, Any]) -> Any:
     """Find the column of turns."""
-    return row.get("conversations", row.get("conversation"))
+    return next((row[name] for name in COLUMNS if row.get(name)), None)
 
 
 def matches(row: Mapping[str, Any]) -> bool:
-    """Recognise turns beside ``chosen`` and ``rejected``."""
-    return is_turns(dialogue(row)) and "chosen" in row and "rejected" in row
+    """Recognise turns beside ``chosen`` and ``rejected`` that are one turn each."""
+    if "prompt" in row or "chosen" not in row or "rejected" not in row:
+        return False
+    sides = [row["chosen"], row["rejected"]]
+    whole = any(is_turns(side) and len(side) > 1 for side in sides)
+    return is_turns(dialogue(row)) and ("messages" not in row or not whole)
 
 
 def parse(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,12 +40,12 @@ def parse(row: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("chosen", "rejected"):
         if row.get(name) is None:
             raise RowProblem("null", f"{name} is null or missing")
-        side = turns(row[name], name)
-        if len(side) > len(prompt) and side[: len(prompt)] == prompt:
-            side = side[len(prompt) :]
-        sides[name] = require_answer(side, name)
+        sides[name] = without_prompt(turns(row[name], name), prompt)
+    if prompt[-1]["role"] == "assistant" and prompt[-1:] == sides["chosen"]:
+        prompt = prompt[:-1]
+    sides = {name: require_answer(side, name) for name, side in sides.items()}
     chosen_score, rejected_score = scores(row)
     return {
-        "prompt": with_system(require_prompt(prompt), row), **sides, "tools": tools(row),
+        "prompt": require_prompt(with_system(prompt, row)), **sides, "tools": tools(row),
         "chosen_score": chosen_score, "rejected_score": rejected_score,
     }  # fmt: skip

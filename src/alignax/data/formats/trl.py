@@ -4,6 +4,7 @@
 UltraFeedback's binarised rows are of this kind, with scores beside the pair.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,15 +14,16 @@ from alignax.data.formats.turns import (
     require_answer,
     require_prompt,
     split_common,
+    system_text,
     tools,
     turns,
     with_system,
+    without_prompt,
 )
 
-SCORES = (
-    ("score_chosen", "score_rejected"), ("chosen_score", "rejected_score"),
-    ("chosen-rating", "rejected-rating"), ("chosen_rating", "rejected_rating"),
-)  # fmt: skip
+SCORE_WORDS = ("score", "rating", "reward")
+ASKING = ("question", "query", "instruction")
+"""Columns that ask where ``prompt`` is absent; such rows are not read by this format."""
 
 
 def _answer(value: Any) -> bool:
@@ -30,7 +32,9 @@ def _answer(value: Any) -> bool:
 
 def matches(row: Mapping[str, Any]) -> bool:
     """Recognise ``chosen`` and ``rejected`` as text or turns, with or without ``prompt``."""
-    if "conversations" in row or "conversation" in row:
+    if any(name in row for name in ("conversations", "conversation")):
+        return False
+    if "prompt" not in row and any(name in row for name in ASKING):
         return False
     return (
         "chosen" in row
@@ -44,15 +48,33 @@ def matches_scored(row: Mapping[str, Any]) -> bool:
     return matches(row) and scores(row) != (None, None)
 
 
+def is_score(column: str) -> bool:
+    """Tell whether a column holds the score of a side."""
+    sided = "chosen" in column or "rejected" in column
+    return sided and any(word in column for word in SCORE_WORDS)
+
+
 def scores(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """Find the two scores, beside the pair or in ``metadata``."""
     nested = row.get("metadata")
     for holder in (row, nested if isinstance(nested, Mapping) else {}):
-        for names in SCORES:
-            found = [holder.get(name) for name in names]
-            if all(isinstance(v, int | float) and not isinstance(v, bool) for v in found):
-                return float(found[0]), float(found[1])  # type: ignore[arg-type]
+        for name in sorted(c for c in holder if "chosen" in c and is_score(c)):
+            ours = _number(holder[name])
+            theirs = _number(holder.get(name.replace("chosen", "rejected")))
+            if ours is not None and theirs is not None:
+                return ours, theirs
     return None, None
+
+
+def _number(value: Any) -> float | None:
+    """Read a number, as CSV writes it too; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def parse(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +90,7 @@ def parse(row: Mapping[str, Any]) -> dict[str, Any]:
             raise RowProblem(
                 "tools_in_text", "a row of plain text cannot show its tools", fatal=True
             )
-        return {**_text(prompt, chosen, rejected), **extra}
+        return {**_text(prompt, chosen, rejected), **extra, "system": system_text(row)}
     return {**_turns(row, prompt, chosen, rejected), **extra, "tools": tools(row)}
 
 
@@ -109,10 +131,8 @@ def _turns(row: Mapping[str, Any], prompt: Any, chosen: Any, rejected: Any) -> d
     sides = {"chosen": turns(chosen, "chosen"), "rejected": turns(rejected, "rejected")}
     if is_turns(prompt):
         given = turns(prompt, "prompt")
-        for name, side in sides.items():
-            if len(side) > len(given) and side[: len(given)] == given:
-                sides[name] = side[len(given) :]
-    elif all(side[0]["role"] != "assistant" and len(side) > 1 for side in sides.values()):
+        sides = {name: without_prompt(side, given) for name, side in sides.items()}
+    elif all(len(side) > 1 for side in sides.values()):
         given, sides["chosen"], sides["rejected"] = split_common(sides["chosen"], sides["rejected"])
     elif isinstance(prompt, str):
         given = ({"role": "user", "content": prompt},)

@@ -57,12 +57,12 @@ def turn(value: Any, field: str) -> Message:
     }
     message = {"role": role, **message, "content": content}
     if str(spoken).lower() == "function_call":
-        message |= {"content": "", "tool_calls": [_call(content, field)]}
+        message |= {"content": "", "tool_calls": content}
     if message.get("tool_calls"):
         message["tool_calls"] = [_call(c, field) for c in _as_list(message["tool_calls"])]
         message["content"] = message["content"] or ""
-    if isinstance(content, list):
-        message["content"] = _parts(content, field)
+    if isinstance(message["content"], list):
+        message["content"] = _parts(message["content"], field)
     if message["content"] is None:
         raise RowProblem("null", f"{field} has a turn without content")
     if not isinstance(message["content"], str):
@@ -96,10 +96,10 @@ def _as_list(value: Any) -> list[Any]:
 
 def _call(value: Any, field: str) -> dict[str, Any]:
     """Normalise a tool call: arguments given as JSON text become the object that they are."""
-    (value,) = _as_list(value)
-    if not isinstance(value, Mapping):
-        raise RowProblem("wrong_type", f"{field} has a tool call of {type(value).__name__}")
-    call = dict(value.get("function", value))
+    nested = value.get("function", value) if isinstance(value, Mapping) else value
+    if not isinstance(nested, Mapping) or not isinstance(nested.get("name"), str):
+        raise RowProblem("wrong_type", f"{field} has a tool call without a name: {value!r:.60}")
+    call = {k: v for k, v in nested.items() if v is not None and k not in ("id", "type")}
     if isinstance(call.get("arguments"), str):
         try:
             call["arguments"] = json.loads(call["arguments"])
@@ -125,19 +125,49 @@ def turns(value: Any, field: str) -> tuple[Message, ...]:
 
 
 def tools(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Read a row's tool definitions: a list, or a list as JSON text."""
-    value = row.get("tools")
-    if not value:
-        return ()
-    return tuple(t for t in _as_list(value) if isinstance(t, Mapping))
+    """Read a row's tool definitions: a list, or a list as JSON text.
+
+    Raises:
+        RowProblem: Something in it is no definition.
+    """
+    found = []
+    for value in _as_list(row.get("tools") or []):
+        tool = _as_list(value)[0] if isinstance(value, str) else value
+        if not isinstance(tool, Mapping):
+            raise RowProblem("wrong_type", f"tools holds {type(tool).__name__}, definitions wanted")
+        bare = "function" not in tool and "name" in tool
+        found.append({"type": "function", "function": tool} if bare else tool)
+    return tuple(found)
+
+
+def system_text(row: Mapping[str, Any]) -> str:
+    """Read the text of a ``system`` column; empty for none."""
+    text = row.get("system", row.get("system_prompt"))
+    return text if isinstance(text, str) and text.strip() else ""
 
 
 def with_system(messages: tuple[Message, ...], row: Mapping[str, Any]) -> tuple[Message, ...]:
     """Put the text of a ``system`` column in front, unless the turns have one."""
-    text = row.get("system")
-    if not isinstance(text, str) or not text.strip() or messages[0]["role"] == "system":
+    text = system_text(row)
+    if not text or (messages and messages[0]["role"] in ("system", "developer")):
         return messages
     return ({"role": "system", "content": text}, *messages)
+
+
+def undesired(row: Mapping[str, Any]) -> None:
+    """Refuse to imitate an answer that its ``label`` calls bad (rows of KTO data)."""
+    if row.get("label") is False:
+        raise RowProblem("undesired", "label is false")
+
+
+def shared_turns(ours: Sequence[Message], theirs: Sequence[Message]) -> int:
+    """Count the turns in which two dialogues agree, in what a template can show."""
+    count = 0
+    for one, other in zip(ours, theirs, strict=False):
+        if any(one.get(k) != other.get(k) for k in ("role", "content", "tool_calls")):
+            break
+        count += 1
+    return count
 
 
 def split_common(
@@ -149,11 +179,7 @@ def split_common(
         RowProblem: They do not differ, differ in a turn that is not the assistant's, or one ends
             where the other goes on.
     """
-    shared = 0
-    for ours, theirs in zip(chosen, rejected, strict=False):
-        if ours != theirs:
-            break
-        shared += 1
+    shared = shared_turns(chosen, rejected)
     for name, side in (("chosen", chosen), ("rejected", rejected)):
         if side[-1]["role"] != "assistant":
             raise RowProblem("role", f"{name} ends with a {side[-1]['role']} turn")
@@ -169,6 +195,14 @@ def split_common(
                 f"{side[shared]['role']} turn",
             )
     return chosen[:shared], chosen[shared:], rejected[shared:]
+
+
+def without_prompt(side: tuple[Message, ...], prompt: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Take a repeated prompt off the front of an answer; it may be repeated without its system."""
+    for given in (prompt, tuple(m for m in prompt if m["role"] != "system")):
+        if given and len(side) > len(given) == shared_turns(side, given):
+            return side[len(given) :]
+    return side
 
 
 def require_answer(messages: tuple[Message, ...], field: str) -> tuple[Message, ...]:

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns that ask (``question``, ``instruction``, ``query``) and columns that answer → turns.
+
+With ``chosen`` and ``rejected`` these are pairs (as Orca's), with ``output`` Alpaca's rows.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from alignax.data.formats.trl import ASKING, scores
+from alignax.data.formats.turns import RowProblem, undesired, with_system
+from alignax.records import Message
+
+OUTPUTS = ("output", "response", "answer", "completion")
+
+
+def _asks(row: Mapping[str, Any]) -> str | None:
+    return next((row[name] for name in ASKING if isinstance(row.get(name), str)), None)
+
+
+def matches_pair(row: Mapping[str, Any]) -> bool:
+    """Recognise a question with ``chosen`` and ``rejected`` texts."""
+    sides = (row.get("chosen"), row.get("rejected"))
+    return "prompt" not in row and _asks(row) is not None and any(isinstance(s, str) for s in sides)
+
+
+def matches(row: Mapping[str, Any]) -> bool:
+    """Recognise a question with one answer."""
+    answered = any(name in row for name in OUTPUTS)
+    return "prompt" not in row and _asks(row) is not None and answered and "chosen" not in row
+
+
+def _prompt(row: Mapping[str, Any]) -> tuple[Message, ...]:
+    """Make turns of history, question and input."""
+    asked = _asks(row)
+    if asked is None:
+        raise RowProblem("null", f"none of {', '.join(ASKING)} holds a text")
+    more = row.get("input")
+    parts = [asked, more] if isinstance(more, str) and more else [asked]
+    turns: list[Message] = []
+    for earlier in row.get("history") or ():
+        if not isinstance(earlier, list) or len(earlier) != 2:
+            raise RowProblem("wrong_type", "history must hold (question, answer) pairs")
+        turns += [_turn("user", earlier[0], "history"), _turn("assistant", earlier[1], "history")]
+    return with_system((*turns, {"role": "user", "content": "\n".join(parts)}), row)
+
+
+def _turn(role: str, text: Any, field: str) -> Message:
+    if text is None:
+        raise RowProblem("null", f"{field} is null or missing")
+    if not isinstance(text, str):
+        raise RowProblem("wrong_type", f"{field} is {type(text).__name__}, text expected")
+    return {"role": role, "content": text}
+
+
+def parse_pair(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a question and two answers."""
+    sides = {s: (_turn("assistant", row.get(s), s),) for s in ("chosen", "rejected")}
+    chosen_score, rejected_score = scores(row)
+    return {
+        "prompt": _prompt(row), **sides,
+        "chosen_score": chosen_score, "rejected_score": rejected_score,
+    }  # fmt: skip
+
+
+def parse(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a question and one answer."""
+    undesired(row)
+    name = next((name for name in OUTPUTS if name in row), "output")
+    return {"prompt": _prompt(row), "response": (_turn("assistant", row.get(name), name),)}
