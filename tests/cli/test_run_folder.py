@@ -17,7 +17,7 @@ def test_free_folder_is_created_and_read_back(tmp_path):
     folder = RunFolder(tmp_path / "new" / "run")
     folder.require_free()
     recipe = load_recipe(None, {"model": "demo", "loss.beta": 0.2, "output": str(folder.path)})
-    folder.create(recipe, marks())
+    folder.create(recipe, marks(), {})
     assert folder.recipe() == recipe
     assert folder.fingerprints()["base"] == "b1"
 
@@ -37,7 +37,7 @@ def test_other_run_foreign_files_and_files_are_refused(tmp_path):
 
 def test_resume_with_other_data_or_recipe_shows_both(tmp_path):
     folder = RunFolder(tmp_path / "run")
-    folder.create(load_recipe(None, {}), marks())
+    folder.create(load_recipe(None, {}), marks(), {})
     folder.require_same(marks())
     with pytest.raises(RunError) as caught:
         folder.require_same(marks(train_rows="t2", recipe="r2", settings={"loss.beta": 0.5}))

@@ -19,7 +19,7 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 CONFIG = DecoderConfig("llama", 264, 32, 48, 2, 4, 2, 8, tie_embeddings=True, max_positions=512)
-WORDS = "red blue green one two three cat dog bird sun moon rain tea milk bread".split()
+WORDS = ("red", "blue", "green", "one", "two", "three", "cat", "dog", "bird", "sun", "moon", "tea")
 
 QUICK = (
     "--train.batch_size", "4", "--train.steps", "4", "--train.eval_steps", "2",

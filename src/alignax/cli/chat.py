@@ -26,7 +26,9 @@ def main(arguments: argparse.Namespace) -> int:
     require(recipe, "model.path")
     check_sampling(arguments)
     from alignax.cli.answering import open_sampler
+    from alignax.cli.from_run import with_run_settings
 
+    recipe = with_run_settings(recipe)
     sampler, encoder = open_sampler(recipe, batch_size=1)
     start = [{"role": "system", "content": recipe.data.system}] if recipe.data.system else []
     turns = list(start)

@@ -39,9 +39,11 @@ def main(arguments: argparse.Namespace) -> int:
     recipe = settings_of(arguments, method="dpo" if arguments.kind == "pair" else "sft")
     require(recipe, "model.path", "data.path")
     from alignax.cli import terminal
+    from alignax.cli.from_run import with_run_settings
     from alignax.cli.loading import load_rows, tokenizer_encoder
     from alignax.data.inspect import explain, render_report, render_rows
 
+    recipe = with_run_settings(recipe)
     tokenizer, encoder = tokenizer_encoder(recipe)
     rows, report = load_rows(recipe.data, encoder, kind=arguments.kind)
     if arguments.verb == "check":

@@ -12,9 +12,9 @@ from flax import nnx
 
 from alignax.cli import terminal
 from alignax.cli.loading import Policy, build_encoder, load_policy
-from alignax.cli.run_folder import RunFolder, read_json, write_text
+from alignax.cli.run_folder import RunFolder, read_json, to_json, write_text
 from alignax.cli.setup import Setup, take_apart
-from alignax.cli.training import model_with, run, to_json
+from alignax.cli.training import model_with, run
 from alignax.data.encode import Encoder
 from alignax.errors import RunError
 from alignax.export.card import RunFacts

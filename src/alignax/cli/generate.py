@@ -111,7 +111,9 @@ def main(arguments: argparse.Namespace) -> int:
         raise RunError(f"{target} exists; nothing was written", hint="--force replaces it")
     from alignax.cli import terminal
     from alignax.cli.answering import open_sampler
+    from alignax.cli.from_run import with_run_settings
 
+    recipe = with_run_settings(recipe)
     sampler, encoder = open_sampler(recipe, batch_size=arguments.batch_size)
     plain = recipe.data.render == "text"
     ids = [

@@ -10,7 +10,6 @@ import jax
 from transformers import PreTrainedTokenizerBase
 
 from alignax.cli import terminal
-from alignax.cli.run_folder import RunFolder
 from alignax.data.audit import DataReport
 from alignax.data.chat import load_template
 from alignax.data.dataset import EncodedDataset, build_dataset, split_by_prompt
@@ -157,8 +156,7 @@ def build_encoder(policy: Policy, data: DataSection) -> Encoder:
 
 def tokenizer_encoder(recipe: Recipe) -> tuple[PreTrainedTokenizerBase, Encoder]:
     """Make an encoder without loading weights, for verbs that look at rows only."""
-    base, _ = run_model(recipe.model.path)
-    path = resolve_model(base)
+    path = resolve_model(recipe.model.path)
     tokenizer = load_tokenizer(path)
     if recipe.data.chat_template:
         load_template(tokenizer, recipe.data.chat_template)
@@ -211,15 +209,3 @@ def load_train_and_eval(
         terminal.warn("no held-out rows: the run will not be evaluated (see data.eval_fraction)")
         held_out = None
     return train, held_out, reports
-
-
-def run_model(path: str) -> tuple[str, str | None]:
-    """Turn a run folder into (base model, adapter); any other path is returned as it is."""
-    folder = RunFolder(path)
-    if not folder.recipe_file.exists():
-        return path, None
-    if (folder.export / "adapter").exists():
-        return folder.recipe().model.path, str(folder.export / "adapter")
-    if (folder.export / "merged").exists():
-        return str(folder.export / "merged"), None
-    raise ModelError(f"run {path} has exported nothing yet", hint=f"alignax export {path}")

@@ -1,104 +1,116 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model, reference and rows → held-out metrics, outside a run."""
 
+from typing import NamedTuple
+
 from alignax.cli import terminal
+from alignax.cli.from_run import run_model, run_recipe, with_run_settings
 from alignax.cli.loading import (
     Policy,
     build_encoder,
     load_policy,
     load_rows,
     load_train_and_eval,
-    run_model,
 )
-from alignax.cli.run_folder import RunFolder
 from alignax.cli.setup import build_objective
 from alignax.data.dataset import EncodedDataset
-from alignax.data.encode import Encoder
 from alignax.data.pipeline import step_batches
 from alignax.data.plan import scoring_plan
 from alignax.errors import UsageError
 from alignax.evaluate.heldout import build_eval_step, score_heldout, summarize_pairs
-from alignax.models.lora import merged
+from alignax.models.lora import LoraSpec, merged
 from alignax.models.sharding import place_batch
-from alignax.recipe import ModelSection, Recipe
+from alignax.recipe import Recipe
 from alignax.train.forward import Network, Weights, split_model
+
+
+class Sides(NamedTuple):
+    """Policy and reference in one structure.
+
+    Attributes:
+        network: Their common static half.
+        policy: Arrays of the policy.
+        reference: Arrays of the reference.
+        adapter: Whether the reference keeps its adapter.
+        name: What the reference is, for people.
+    """
+
+    network: Network
+    policy: Weights
+    reference: Weights
+    adapter: bool
+    name: str
 
 
 def evaluate_heldout(recipe: Recipe, reference: str | None) -> tuple[dict[str, float], str]:
     """Measure ``recipe.model`` on held-out rows.
 
     Args:
-        recipe: Model, rows and loss; without rows, the model must be a run.
+        recipe: Model, rows and loss; a run brings its own rows and loss.
         reference: Model to compare with; None: the run's reference, or the base below the
             adapter.
 
     Returns:
         The metrics and a name for the reference.
     """
-    base, adapter = run_model(recipe.model.path)
-    model = recipe.model.model_copy(
-        update={"path": base, "adapter": recipe.model.adapter or adapter}
-    )
-    policy = load_policy(model, lora=None, mesh=recipe.mesh, seed=0)
-    encoder, rows = _rows(recipe, policy)
-    network, weights, ref_weights, keep, name = _sides(recipe, model, policy, reference)
+    run = run_recipe(recipe.model.path)
+    place, recipe = recipe.model.path, with_run_settings(recipe)
+    policy = load_policy(recipe.model, lora=None, mesh=recipe.mesh, seed=0)
+    rows = _rows(recipe, policy, run, place)
+    sides = _sides(recipe, policy, run, reference)
     plan = scoring_plan(
         rows.lengths,
         microbatch_tokens=recipe.train.microbatch_tokens,
         rows=recipe.mesh.data * recipe.mesh.fsdp,
     )
-    step = build_eval_step(network, reference_adapter=keep)
+    step = build_eval_step(sides.network, reference_adapter=sides.adapter)
     with terminal.progress("held-out rows", len(rows)) as advance:
         batches = (place_batch(b, policy.mesh) for _, b in step_batches(rows, plan))
-        scores = score_heldout(step, weights, ref_weights, batches, len(rows), 2, advance)
-    return summarize_pairs(scores, build_objective(recipe)), name
+        scores = score_heldout(step, sides.policy, sides.reference, batches, len(rows), 2, advance)
+    return summarize_pairs(scores, build_objective(recipe)), sides.name
 
 
-def _rows(recipe: Recipe, policy: Policy) -> tuple[Encoder, EncodedDataset]:
+def _rows(recipe: Recipe, policy: Policy, run: Recipe | None, place: str) -> EncodedDataset:
     """Load the named rows, or the held-out rows of the run."""
     if recipe.data.path:
-        encoder = build_encoder(policy, recipe.data)
-        return encoder, load_rows(recipe.data, encoder, kind="pair")[0]
-    folder = RunFolder(recipe.model.path)
-    if not folder.recipe_file.exists():
+        return load_rows(recipe.data, build_encoder(policy, recipe.data), kind="pair")[0]
+    if run is None:
         raise UsageError("missing: --data", hint="only a run folder brings its own held-out rows")
-    data = folder.recipe().data
-    encoder = build_encoder(policy, data)
-    _, held_out, _ = load_train_and_eval(data, encoder, kind="pair")
+    encoder = build_encoder(policy, run.data)
+    _, held_out, _ = load_train_and_eval(run.data, encoder, kind="pair")
     if held_out is None:
-        raise UsageError(f"run {folder.path} has no held-out rows", hint="name some with --data")
-    return encoder, held_out
+        raise UsageError(f"run {place} has no held-out rows", hint="name some with --data")
+    return held_out
 
 
-def _sides(
-    recipe: Recipe, model: ModelSection, policy: Policy, reference: str | None
-) -> tuple[Network, Weights, Weights, bool, str]:
-    """Bring policy and reference into one structure; tell whether the reference has an adapter."""
-    run = RunFolder(recipe.model.path)
-    before = run.recipe().model.adapter if run.recipe_file.exists() else None
-    if reference is None and before is not None and policy.lora is not None:
-        other = load_policy(
-            model.model_copy(update={"adapter": before}), lora=None, mesh=recipe.mesh, seed=0
-        )
+def _sides(recipe: Recipe, policy: Policy, run: Recipe | None, reference: str | None) -> Sides:
+    """Choose the reference: the named one, the run's, or the base below the adapter."""
+    adapter = run.model.adapter if run and run.reference.start == "policy" else None
+    if reference is None and policy.lora is not None and adapter is None:
         network, weights = split_model(policy.model, trains="adapter", answers=2)
-        return (
-            network,
-            weights,
-            split_model(other.model, trains="adapter", answers=2)[1],
-            True,
-            (f"base + {before}"),
-        )
-    if reference is None and policy.lora is not None:
-        network, weights = split_model(policy.model, trains="adapter", answers=2)
-        return network, weights, weights, False, "the base without the adapter"
-    if reference is None:
+        return Sides(network, weights, weights, False, "the base without the adapter")
+    if reference is not None:
+        base, adapter = run_model(reference)
+    elif run is not None:
+        base = run.model.path
+    else:
         raise UsageError(
             "there is nothing to compare with: the model has no adapter",
             hint="name one with --adapter, or a reference model with --reference",
         )
-    base, adapter = run_model(reference)
-    section = model.model_copy(update={"path": base, "adapter": adapter})
+    section = recipe.model.model_copy(update={"path": base, "adapter": adapter})
     other = load_policy(section, lora=None, mesh=recipe.mesh, seed=0)
-    network, weights = split_model(merged(policy.model), trains="adapter", answers=2)
-    _, theirs = split_model(merged(other.model), trains="adapter", answers=2)
-    return network, weights, theirs, True, reference
+    if base == recipe.model.path and _same_shape(policy.lora, other.lora):
+        network, weights = split_model(policy.model, trains="adapter", answers=2)
+        _, theirs = split_model(other.model, trains="adapter", answers=2)
+    else:
+        network, weights = split_model(merged(policy.model), trains="adapter", answers=2)
+        _, theirs = split_model(merged(other.model), trains="adapter", answers=2)
+    return Sides(network, weights, theirs, True, f"{base} + {adapter}" if adapter else base)
+
+
+def _same_shape(one: LoraSpec | None, other: LoraSpec | None) -> bool:
+    """Tell whether two adapters can run in one program."""
+    if one is None or other is None:
+        return False
+    return (one.rank, one.alpha, set(one.names)) == (other.rank, other.alpha, set(other.names))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of one run: what lies where, and whether it may be written to."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -43,6 +44,18 @@ class RunFolder:
             raise RunError(f"{self.path} {state}", hint="name the --output folder of a run")
         return self
 
+    def require_unfinished(self) -> None:
+        """Refuse to continue a run that came to its end.
+
+        Raises:
+            RunError: The run has a summary.
+        """
+        if self.summary_file.exists():
+            raise RunError(
+                f"{self.path} is finished; there is nothing to resume",
+                hint="start another run with another --output",
+            )
+
     def require_free(self) -> None:
         """Refuse to write over another run or over foreign files.
 
@@ -64,14 +77,27 @@ class RunFolder:
                 hint="name a new or empty folder with --output",
             )
 
-    def create(self, recipe: Recipe, fingerprints: Mapping[str, Any]) -> None:
-        """Create the folder and write what identifies the run."""
+    def create(
+        self, recipe: Recipe, fingerprints: Mapping[str, Any], reports: Mapping[str, Any]
+    ) -> None:
+        """Create the folder and write what identifies the run; the recipe last makes it one."""
         try:
             self.samples.mkdir(parents=True, exist_ok=True)
-            write_text(self.fingerprints_file, json.dumps(fingerprints, indent=1))
+            write_text(self.fingerprints_file, to_json(fingerprints))
+            write_text(self.data_report_file, to_json(reports))
             write_text(self.recipe_file, dump_recipe(recipe))
-        except OSError as error:
-            raise RunError(f"cannot write to {self.path}: {error.strerror}") from error
+        except (OSError, RunError) as error:
+            self._remove_what_create_wrote()
+            reason = error.strerror if isinstance(error, OSError) else error.message
+            raise RunError(f"cannot begin a run in {self.path}: {reason}") from error
+
+    def _remove_what_create_wrote(self) -> None:
+        """Leave no half of a run behind."""
+        for file in (self.fingerprints_file, self.data_report_file, self.recipe_file):
+            file.unlink(missing_ok=True)
+        for folder in (self.samples, self.path):
+            with contextlib.suppress(OSError):  # absent, or the user's own and not empty
+                folder.rmdir()
 
     def recipe(self) -> Recipe:
         """Read the resolved recipe of the run."""
@@ -84,13 +110,15 @@ class RunFolder:
 
     def evaluations(self, *, up_to: int) -> dict[int, dict[str, float]]:
         """Read held-out metrics from ``metrics.jsonl``: step → values."""
-        file = self.path / "metrics.jsonl"
-        records = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
-        return {
-            r["step"]: {k: v for k, v in r.items() if k not in ("step", "kind")}
-            for r in records
-            if r["kind"] == "eval" and r["step"] <= up_to
-        }
+        found = {}
+        for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:  # the last line of a killed run may be cut
+                continue
+            if record.pop("kind") == "eval" and record["step"] <= up_to:
+                found[record.pop("step")] = record
+        return found
 
     def require_same(self, fingerprints: Mapping[str, Any]) -> None:
         """Refuse to continue with other weights, rows or settings.
@@ -129,11 +157,27 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def to_json(value: Any) -> str:
+    """Write JSON for a file that people read."""
+    return json.dumps(value, indent=1, ensure_ascii=False)
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write a file atomically."""
+    """Write a file atomically.
+
+    Raises:
+        RunError: The disk refused it; an earlier file is untouched.
+    """
     partial = path.with_name(f".{path.name}.tmp")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}", hint="free disk space and repeat"
+        ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -4,7 +4,8 @@
 from typing import Any
 
 from alignax.cli import terminal
-from alignax.cli.loading import build_encoder, load_policy, load_rows, run_model
+from alignax.cli.from_run import with_run_settings
+from alignax.cli.loading import build_encoder, load_policy, load_rows
 from alignax.data.pipeline import step_batches
 from alignax.data.plan import scoring_plan
 from alignax.models.sharding import place_batch
@@ -15,10 +16,8 @@ from alignax.train.reference import build_score_step, score_rows
 
 def score_file(recipe: Recipe) -> list[dict[str, Any]]:
     """Score every row of ``recipe.data.path`` under ``recipe.model``."""
-    base, adapter = run_model(recipe.model.path)
-    model = recipe.model.model_copy(
-        update={"path": base, "adapter": recipe.model.adapter or adapter}
-    )
+    recipe = with_run_settings(recipe)
+    model = recipe.model
     policy = load_policy(model, lora=None, mesh=recipe.mesh, seed=0)
     encoder = build_encoder(policy, recipe.data)
     data = recipe.data.model_copy(update={"max_bad_share": 1.0})

@@ -66,7 +66,7 @@ def prepare(recipe: Recipe) -> Setup:
     """Load, check and lay out everything; nothing is written yet."""
     folder = RunFolder(recipe.output)
     if recipe.train.resume:
-        folder.require_run()
+        folder.require_run().require_unfinished()
     else:
         folder.require_free()
     kind = "pair" if recipe.method == "dpo" else "sft"

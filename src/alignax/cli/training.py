@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Setup → trained run: reference pass, self-tests, loop and checkpoints."""
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,12 +11,10 @@ from flax import nnx
 
 from alignax.cli import terminal
 from alignax.cli.loading import cache_folder
-from alignax.cli.run_folder import write_text
 from alignax.cli.setup import Setup, fingerprints
 from alignax.data.dataset import EncodedDataset
 from alignax.data.pipeline import step_batches
 from alignax.data.plan import Plan, scoring_plan
-from alignax.errors import RunError
 from alignax.evaluate.heldout import build_eval_step, score_heldout, summarize_pairs, summarize_sft
 from alignax.models.sharding import commit, place_batch
 from alignax.recipe import Recipe
@@ -194,15 +191,17 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
     )
     if not recipe.train.resume:
         self_test(setup)
-        folder.create(recipe, marks)
-        write_text(folder.data_report_file, to_json(setup.reports))
+        folder.create(recipe, marks, setup.reports)
     checkpoints = Checkpoints(
         folder.checkpoints, keep=recipe.train.keep, best_metric=recipe.train.best_metric
     )
     state, evaluations = restore(state, checkpoints, setup)
     start_step = int(state.step)
+    if recipe.train.resume and start_step == 0:
+        self_test(setup)
     hooks: list[Hook] = [
-        JsonLines(folder.path, start_step=start_step, log_steps=recipe.train.log_steps),
+        # A run that never saved is done again from the evaluation before step 1 on.
+        JsonLines(folder.path, start_step=start_step or -1, log_steps=recipe.train.log_steps),
         TensorBoard(folder.tensorboard, start_step=start_step),
         terminal.TrainingProgress(setup.plan.steps, start_step),
     ]
@@ -275,22 +274,8 @@ def announce(hooks: list[Hook], start: int, checkpoints: Checkpoints, recipe: Re
             hook.on_event(start, kind, message)
 
 
-def to_json(value: Any) -> str:
-    """Write JSON for a file that people read."""
-    return json.dumps(value, indent=1, ensure_ascii=False)
-
-
 def model_with(setup: Setup, trainable: Any) -> Any:
     """Build the decoder that holds the given trained arrays."""
     _, frozen = setup.network.part(setup.start)
     weights = setup.network.join(trainable, frozen)
     return nnx.merge(setup.network.graphdef, weights.base, weights.adapter)
-
-
-def require_resumable(setup: Setup) -> None:
-    """Refuse to resume a run that is already finished."""
-    if setup.recipe.train.resume and setup.folder.summary_file.exists():
-        raise RunError(
-            f"{setup.folder.path} is finished; there is nothing to resume",
-            hint="start another run with another --output",
-        )
