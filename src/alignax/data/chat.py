@@ -2,7 +2,9 @@
 """A tokenizer's chat template → renderings, and what the template does, probed once at start-up."""
 
 import hashlib
+import html
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,14 +44,16 @@ class TemplateProbe:
         stop_ids: Ids in ``stop_text`` that end a turn; empty if it writes none.
         system: ``"kept"``, ``"refused"`` (the template raises) or ``"lost"`` (text not shown).
         alternation: Whether two turns of one role in a row are refused.
+        stop_count: Stop tokens in ``stop_text``; the first one is the answer's own.
         bos_count: BOS ids at the start of a rendering.
-        bos_is_marker: BOS also marks turns (as SmolLM2's ``<|im_start|>``).
+        bos_is_marker: BOS also stands before or after later turns (as in SmolLM2 and Llama 2).
         tools: Whether tool definitions show up.
     """
 
     prefix_stable: bool
     stop_text: str
     stop_ids: tuple[int, ...]
+    stop_count: int
     system: str
     alternation: bool
     bos_count: int
@@ -63,22 +67,15 @@ class ChatTemplate:
     """Rendering through the tokenizer's own template, in the sandbox of ``transformers``."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        """Require a template.
-
-        Raises:
-            DataError: The tokenizer has none.
-        """
+        """Wrap a tokenizer, with or without a template."""
         self.tokenizer = tokenizer
-        if not tokenizer.chat_template:
-            raise DataError(
-                f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template, "
-                "and the rows are chat turns",
-                hint="give one with --data.chat_template FILE (Jinja)",
-            )
+        self.name = tokenizer.name_or_path or "this model"
 
     @property
     def digest(self) -> str:
-        """Hash of the template's text."""
+        """Hash of the template's text; ``"none"`` without one."""
+        if not self.tokenizer.chat_template:
+            return "none"
         text = json.dumps(self.tokenizer.chat_template, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -87,9 +84,26 @@ class ChatTemplate:
     ) -> str:
         """Render turns to text; ``generation`` adds the header of an answer.
 
+        Templates disagree about whether a call's arguments are an object or JSON text: the object
+        is tried first.
+
         Raises:
+            DataError: There is no template.
             RowProblem: The template refuses these turns.
         """
+        if not self.tokenizer.chat_template:
+            raise DataError(
+                f"the tokenizer of {self.name} has no chat template, and the rows are chat turns",
+                hint="give one with --data.chat_template FILE (Jinja)",
+            )
+        try:
+            return self._apply(messages, tools, generation)
+        except RowProblem:
+            if not any(m.get("tool_calls") for m in messages):
+                raise
+            return self._apply([_arguments_as_text(m) for m in messages], tools, generation)
+
+    def _apply(self, messages: Sequence[Message], tools: Sequence[Any], generation: bool) -> str:
         try:
             return self.tokenizer.apply_chat_template(  # type: ignore[return-value]
                 [dict(m) for m in messages],
@@ -99,12 +113,29 @@ class ChatTemplate:
             )
         except TemplateError as error:
             raise RowProblem("template_refuses", str(error)) from error
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise RowProblem("template_fails", f"{type(error).__name__}: {error}") from error
 
     def ids(self, text: str) -> list[int]:
         """Tokenise a rendering; the template alone decides about BOS."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]  # type: ignore[return-value]
+
+
+def _arguments_as_text(message: Message) -> Message:
+    """Spell the arguments of tool calls as JSON text."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {
+            **call,
+            "function": {
+                **call["function"],
+                "arguments": json.dumps(call["function"].get("arguments"), ensure_ascii=False),
+            },
+        }
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
 
 
 def probe(template: ChatTemplate, stop_ids: Sequence[int]) -> TemplateProbe:
@@ -124,11 +155,11 @@ def probe(template: ChatTemplate, stop_ids: Sequence[int]) -> TemplateProbe:
         raise DataError(
             f"the chat template cannot render a question: {problem.detail}"
         ) from problem
+    if ANSWER["content"] not in full:
+        raise DataError(f"the chat template does not show an assistant's answer: {full!r}")
     prompt_ids, full_ids = template.ids(prompt), template.ids(full)
     tail = full.rsplit(ANSWER["content"], 1)[1]
-    special = set(template.tokenizer.all_special_ids) | set(stop_ids)
-    # The stop token closes the answer: the first special id that the template writes after it.
-    ends = [i for i in template.ids(tail) if i in special][:1]
+    ends = _ends(template, template.ids(tail), stop_ids)
     bos = template.tokenizer.bos_token_id
     leading = 0
     while bos is not None and leading < len(full_ids) and full_ids[leading] == bos:
@@ -136,15 +167,38 @@ def probe(template: ChatTemplate, stop_ids: Sequence[int]) -> TemplateProbe:
     return TemplateProbe(
         prefix_stable=full_ids[: len(prompt_ids)] == prompt_ids,
         stop_text=tail,
-        stop_ids=tuple(ends),
+        stop_ids=tuple(ends[:1]),
+        stop_count=len(ends),
         system=_system(template),
         alternation=_refuses(template, [QUESTION, QUESTION]),
         bos_count=leading,
-        bos_is_marker=bos is not None and full_ids.count(bos) > leading,
+        bos_is_marker=bos is not None and _dialogue_ids(template).count(bos) > leading,
         tools=_shows_tools(template),
         prompt_text=prompt,
         full_text=full,
     )
+
+
+def _ends(template: ChatTemplate, tail: Sequence[int], stop_ids: Sequence[int]) -> list[int]:
+    """List the stop tokens in what a template writes after an answer.
+
+    A known stop id closes the answer; where the template writes none of them, the first special
+    token that it writes does.
+    """
+    tokenizer = template.tokenizer
+    added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special = added | set(tokenizer.all_special_ids)
+    first = next((i for i in tail if i in special), None)
+    known = {*stop_ids, *([first] if first is not None else [])}
+    return [i for i in tail if i in known]
+
+
+def _dialogue_ids(template: ChatTemplate) -> list[int]:
+    """Tokenise two questions with their answers; nothing for a template that refuses them."""
+    try:
+        return template.ids(template.render([QUESTION, ANSWER, QUESTION, ANSWER]))
+    except RowProblem:
+        return []
 
 
 def _refuses(template: ChatTemplate, messages: Sequence[Message]) -> bool:
@@ -180,16 +234,45 @@ def lost_pieces(
         for call in message.get("tool_calls") or ():
             function = call["function"]
             wanted.append((f"call of {function['name']}", function["name"]))
-            arguments = function.get("arguments")
-            values = arguments.values() if isinstance(arguments, Mapping) else ()
-            wanted += [("call argument", v) for v in values if isinstance(v, str)]
-        if message["role"] in ("system", "tool"):
-            wanted.append((f"{message['role']} text", message["content"].strip()))
-    return [
-        what
-        for what, piece in wanted
-        if piece not in text and json.dumps(piece, ensure_ascii=False)[1:-1] not in text
-    ]
+            wanted += [("call argument", value) for value in _values(function.get("arguments"))]
+        if message["role"] in ("system", "developer", "tool"):
+            name = "tool" if message["role"] == "tool" else "system"
+            wanted.append((f"{name} text", message["content"]))
+    return [what for what, piece in wanted if not _shown(piece, text)]
+
+
+def lost_answer(text: str, turns: Sequence[Message]) -> str:
+    """Name the field of an answer that a rendering does not show; empty if it shows all."""
+    for message in turns:
+        for field in ("content", "reasoning_content", "reasoning", "thinking"):
+            said = message.get(field)
+            if isinstance(said, str) and not _shown(said, text):
+                return field
+    return ""
+
+
+def _values(arguments: Any) -> list[str]:
+    """List the texts and whole numbers in a call's arguments, however deep."""
+    if isinstance(arguments, Mapping):
+        return [v for value in arguments.values() for v in _values(value)]
+    if isinstance(arguments, list):
+        return [v for value in arguments for v in _values(value)]
+    if isinstance(arguments, str | int) and not isinstance(arguments, bool):
+        return [str(arguments)]
+    return []
+
+
+def _shown(piece: str, text: str) -> bool:
+    """Tell whether a rendering holds a piece, trimmed or escaped as it may be."""
+    return piece in text or _squeezed(piece) in _squeezed(text)
+
+
+def _squeezed(text: str) -> str:
+    """Reduce a text to what trimming and the escapes of JSON and HTML leave as it is."""
+    spelled = re.sub(
+        r"\\u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), html.unescape(text)
+    )
+    return "".join(c for c in re.sub(r"\\[nrtbf]", "", spelled) if c.isalnum())
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Examples → texts: the prompt with generation header, and the whole text for each answer.
+
+Chat turns go through the tokenizer's template; plain text stays verbatim. What a template refuses,
+loses or renders differently once an answer follows is a problem of the row, never a silent change.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alignax.data.chat import ChatTemplate, lost_answer, lost_pieces
+from alignax.data.formats.turns import RowProblem
+from alignax.records import Example, Message, Text
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """Texts of one example.
+
+    Attributes:
+        example: Where they come from.
+        prompt: The prompt's text, with the header of an answer for chat.
+        fulls: Prompt + answer, one for each answer.
+        messages: The prompt's turns, system turn included; empty for plain text.
+        answers: The answers as they were rendered.
+    """
+
+    example: Example
+    prompt: str
+    fulls: tuple[str, ...]
+    messages: tuple[Message, ...] = ()
+    answers: tuple[Text, ...] = ()
+
+    @property
+    def chat(self) -> bool:
+        """Whether the template wrote it."""
+        return bool(self.messages)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts, the prompt first."""
+        return (self.prompt, *self.fulls)
+
+
+class Renderer:
+    """Renders examples under fixed settings."""
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        *,
+        mode: str,
+        system: str | None,
+        keep_whitespace_pairs: bool,
+        stop_texts: Sequence[str],
+        tail: str,
+    ):
+        """Store the settings.
+
+        Args:
+            template: Renders chat turns.
+            mode: ``data.render``: auto, chat or text.
+            system: System turn for conversations that have none.
+            keep_whitespace_pairs: Keep pairs that differ in white space only.
+            stop_texts: Spellings of the stop tokens.
+            tail: White space that the template writes after an answer and no stop token follows.
+        """
+        self.template = template
+        self.mode = mode
+        self.system = system
+        self.keep_whitespace_pairs = keep_whitespace_pairs
+        self.stop_texts = tuple(stop_texts)
+        self.tail = tail
+
+    def render(self, example: Example) -> Rendered:
+        """Render an example's texts.
+
+        Raises:
+            RowProblem: An answer is empty, a pair does not differ, or the template refuses or
+                loses something.
+        """
+        prompt, answers = example.prompt, example.answers
+        if isinstance(prompt, str) and self.mode == "chat":
+            prompt, answers = as_turns(prompt, answers, example.system)
+        self._require_answers(answers)
+        if isinstance(prompt, str):
+            if example.tools:
+                raise RowProblem(
+                    "tools_in_text", "a row of plain text cannot show its tools", fatal=True
+                )
+            fulls = tuple(prompt + self._bare(str(a)) for a in answers)
+            return _encodable(Rendered(example, prompt, fulls))
+        if self.mode == "text":
+            raise RowProblem("turns_as_text", "data.render is text, the row holds chat turns")
+        return self.render_turns(example, self.with_system(prompt), answers)
+
+    def render_turns(
+        self, example: Example, messages: tuple[Message, ...], answers: Sequence[Text]
+    ) -> Rendered:
+        """Render prompt turns with each answer.
+
+        Raises:
+            RowProblem: The template refuses or loses something.
+        """
+        tools = example.tools
+        prompt = self.template.render(messages, tools, generation=True)
+        fulls = []
+        for answer in answers:
+            turns = [{**m, "content": self._bare(m["content"])} for m in answer]  # type: ignore[union-attr]
+            full = self.template.render([*messages, *turns], tools)
+            self._require_shown(full, messages, turns, example)
+            fulls.append(full.removesuffix(self.tail))
+        rendered = Rendered(example, prompt, tuple(fulls), messages, tuple(answers))
+        return _encodable(_same_prompt(rendered))
+
+    def with_system(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Put the settings' system turn in front, unless there is one."""
+        if not self.system or messages[0]["role"] in ("system", "developer"):
+            return messages
+        return ({"role": "system", "content": self.system}, *messages)
+
+    def _require_shown(
+        self, full: str, messages: Sequence[Message], turns: Sequence[Message], example: Example
+    ) -> None:
+        """Refuse what the template leaves out: tools stop the run, other texts drop the row."""
+        lost = lost_pieces(full, [*messages, *turns], example.tools)
+        if lost:
+            fatal = any(not what.startswith("system") for what in lost)
+            raise RowProblem(
+                "tools_lost" if fatal else "system_lost",
+                f"the chat template of {self.template.name} does not show: {', '.join(lost)}",
+                fatal=fatal,
+            )
+        changed = lost_answer(full, turns)
+        if changed:
+            raise RowProblem("answer_lost", f"the chat template leaves out the answer's {changed}")
+
+    def _bare(self, text: str) -> str:
+        """Take stop tokens that are already there off the end of an answer."""
+        while True:
+            trimmed = text.rstrip()
+            stop = next((s for s in self.stop_texts if trimmed.endswith(s)), None)
+            if stop is None:
+                return text
+            text = trimmed.removesuffix(stop)
+
+    def _require_answers(self, answers: Sequence[Text]) -> None:
+        """Refuse empty answers and pairs that do not differ."""
+        said = [a if isinstance(a, str) else _said(a) for a in answers]
+        for name, text in zip(("chosen", "rejected"), said, strict=False):
+            if not text.strip():
+                side = name if len(said) > 1 else "the answer"
+                raise RowProblem("empty_side", f"{side} is empty")
+        if len(said) < 2:
+            return
+        if said[0] == said[1]:
+            raise RowProblem("identical", "chosen and rejected are the same")
+        bare = ["".join(text.split()) for text in said]
+        if bare[0] == bare[1] and not self.keep_whitespace_pairs:
+            raise RowProblem("whitespace_only", "chosen and rejected differ in white space only")
+
+
+def as_turns(
+    prompt: str, answers: Sequence[Text], system: str
+) -> tuple[tuple[Message, ...], tuple[Text, ...]]:
+    """Make chat turns of plain text."""
+    turns: tuple[Message, ...] = ({"role": "user", "content": prompt.strip()},)
+    if system.strip():
+        turns = ({"role": "system", "content": system}, *turns)
+    return turns, tuple(({"role": "assistant", "content": str(a).strip()},) for a in answers)
+
+
+def _same_prompt(rendered: Rendered) -> Rendered:
+    """Require that the last turn before the answer is rendered alike with and without answers.
+
+    Otherwise the common prefix would end before it, and a question would be scored as an answer.
+    """
+    shared = os.path.commonprefix(rendered.texts)
+    asked = str(rendered.messages[-1]["content"]).strip()
+    end = rendered.prompt.rfind(asked) + len(asked)
+    if asked and asked in rendered.prompt and len(shared) < end:
+        raise RowProblem(
+            "prompt_changes",
+            "the chat template renders the prompt differently once an answer follows: "
+            f"{rendered.prompt[len(shared) : len(shared) + 60]!r}",
+        )
+    return rendered
+
+
+def _encodable(rendered: Rendered) -> Rendered:
+    """Require texts that are Unicode: JSON can spell halves of surrogate pairs."""
+    try:
+        for text in rendered.texts:
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise RowProblem("not_unicode", f"the text holds {error.object[error.start]!r}") from error
+    return rendered
+
+
+def _said(messages: Sequence[Message]) -> str:
+    """Text of an answer, its tool calls included."""
+    return "\n".join(
+        m["content"] + (json.dumps(m["tool_calls"]) if m.get("tool_calls") else "")
+        for m in messages
+    )
