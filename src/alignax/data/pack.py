@@ -60,9 +60,11 @@ def _fill_row(
     )
     total, scored = int(lengths.sum()), int(lengths[:, 1:].sum())
     if total > len(row.ids) or scored > len(row.answer_index):
+        names = ", ".join(e.row_id for e in examples)
         raise DataError(
-            f"rows {[e.row_id for e in examples]} need {total} tokens ({scored} of answers), a "
-            f"packed row has {len(row.ids)} ({len(row.answer_index)})"
+            f"{names}: {total} tokens ({scored} of answers) do not fit into a packed row of "
+            f"{len(row.ids)} ({len(row.answer_index)})",
+            hint="lower data.max_length, so that every example fits into a row",
         )
     for slot, (example, index) in enumerate(zip(examples, indices, strict=True)):
         row.example[slot] = index

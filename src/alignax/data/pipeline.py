@@ -5,6 +5,7 @@ The order is the plan's: a pure function of (seed, epoch, step). An iterator's s
 step and nothing else, so a fresh process continues exactly where another stopped.
 """
 
+from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
 import grain
@@ -45,23 +46,25 @@ class StepBatches:
             dataset: Encoded examples.
             plan: Their layout.
             start_step: First step to return.
-            prefetch: Steps packed ahead in a thread.
+            prefetch: Steps packed ahead in a thread; 0 packs when asked.
         """
-        self.next_step = start_step
-        self._stop = plan.steps
-        steps = grain.MapDataset.source(StepSource(dataset, plan))[start_step:]
-        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
-        self._iterator = iter(steps.to_iter_dataset(options)) if start_step < plan.steps else None
+        self._steps = plan.steps
+        options = grain.ReadOptions(num_threads=1 if prefetch else 0, prefetch_buffer_size=prefetch)
+        source = grain.MapDataset.source(StepSource(dataset, plan))
+        self._iterator = iter(source.to_iter_dataset(options))
+        self.set_state({"next_step": start_step})
 
     def __iter__(self) -> "StepBatches":
         """Return itself."""
         return self
 
     def __next__(self) -> tuple[int, PackedBatch]:
-        """Return the next step."""
-        if self._iterator is None or self.next_step >= self._stop:
+        """Return the next step; after the last one the reading thread is gone."""
+        if self.next_step >= self._steps:
+            self.close()
             raise StopIteration
         step, batch = next(self._iterator)
+        # Grain moves on past an element that failed, so a caught error must not lose a step.
         if step != self.next_step:
             raise RunError(f"data pipeline returned step {step}, {self.next_step} was due")
         self.next_step = step + 1
@@ -71,9 +74,21 @@ class StepBatches:
         """Position to save: the next step."""
         return {"next_step": self.next_step}
 
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position; steps that were packed ahead are forgotten.
+
+        Raises:
+            RunError: The position lies outside the plan.
+        """
+        step = state["next_step"]
+        if not 0 <= step <= self._steps:
+            raise RunError(f"data position {step} lies outside the run's {self._steps} steps")
+        self._iterator.set_state({"next_index": step})
+        self.next_step = step
+
     def close(self) -> None:
-        """Let go of the reading thread."""
-        self._iterator = None
+        """End the reading thread; steps that it has not begun are not packed."""
+        self._iterator.close()
 
 
 def step_batches(

@@ -5,12 +5,10 @@ Choices:
 
 - A step has exactly ``batch_size`` examples. An epoch whose size is not a multiple spreads the
   shortage: some steps have one example fewer, none has a small rest.
-- Examples are dealt so that all steps of an epoch hold nearly the same number of tokens: sorted by
-  length, one stratum of an epoch's steps at a time, each stratum's longest to the emptiest step.
-  Every step thus sees every length (which also lowers the variance of its gradient), and one
-  static row length, chosen from the data, fits all steps with little padding.
-- The plan is a pure function of lengths, settings, seed and epoch: step i can be laid out without
-  laying out the steps before it.
+- All steps hold nearly the same number of tokens (``alignax.data.deal``), so that one static row
+  length, chosen from the data, fits them all with little padding.
+- Which examples a step holds is a pure function of lengths, ``batch_size``, seed and epoch: not of
+  what was read before, nor of rows, micro-batches, packing or the length of the run.
 """
 
 import math
@@ -21,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from alignax.data.deal import Row, deal, spread
 from alignax.errors import DataError
 from alignax.shapes import TILE
 
@@ -29,9 +28,6 @@ ANSWER_UNIT = 64
 
 TILE_UNIT = 8
 """Attention tiles of a row are a multiple of this."""
-
-Row = list[int]
-"""Indices of the examples in one row."""
 
 
 class PackShape(NamedTuple):
@@ -100,7 +96,8 @@ def plan_epochs(
         epochs: Passes over the examples (or give ``steps``).
         steps: Steps of the run.
         seed: Seed of the order; None keeps the order of the dealing.
-        microbatches: Micro-batches a step; None: as many as ``microbatch_tokens`` asks for.
+        microbatches: Micro-batches a step; None: the number that comes nearest to
+            ``microbatch_tokens``, or up to half as many again where that leaves less padding.
         microbatch_tokens: Wanted tokens of a micro-batch on one device.
         rows: Rows of a micro-batch, one or more for each device that splits the batch.
         packing: False puts every example into a row of its own.
@@ -121,9 +118,9 @@ def plan_epochs(
     if packing:
         candidates = _microbatch_choices(sizes, per_epoch, microbatches, microbatch_tokens, rows)
     else:
-        micro = microbatches or 1
-        each = math.ceil(min(batch_size, count) / (micro * rows)) * rows
-        candidates, rows = [micro], each
+        each = min(batch_size, count)
+        micro, rows = _single_rows(each, int(sizes.max()), microbatches, microbatch_tokens, rows)
+        candidates = [micro]
     layouts, g, t = min(
         (_layout(dealt, sizes, g, rows) for g in candidates),
         key=lambda layout: (layout[1] * layout[2], layout[1]),
@@ -149,56 +146,6 @@ def scoring_plan(lengths: np.ndarray, *, microbatch_tokens: int = 4096, rows: in
     return Plan(shape, len(layouts[0]), len(layouts[0]), layouts, int(sizes.sum()))
 
 
-def deal(sizes: np.ndarray, steps: int, seed: tuple[int, int] | None) -> list[list[int]]:
-    """Deal examples to steps: equal counts (±1) and nearly equal sums of ``sizes``.
-
-    Args:
-        sizes: Tokens of each example.
-        steps: Hands to deal to.
-        seed: (seed, epoch) of the shuffle; None for none.
-    """
-    count = len(sizes)
-    generator = np.random.default_rng(seed) if seed is not None else None
-    order = np.arange(count) if generator is None else generator.permutation(count)
-    # Stable sort of a shuffled order: examples of equal length come in random order.
-    order = order[np.argsort(-sizes[order], kind="stable")]
-    hands: list[list[int]] = [[] for _ in range(steps)]
-    sums = np.zeros(steps, np.int64)
-    for start in range(0, count, steps):
-        stratum = order[start : start + steps]
-        # The last stratum may be short: it holds the shortest examples, so little is uneven.
-        ties = np.arange(steps) if generator is None else generator.permutation(steps)
-        takers = ties[np.argsort(sums[ties], kind="stable")][: len(stratum)]
-        for hand, example in zip(takers.tolist(), stratum.tolist(), strict=True):
-            hands[hand].append(example)
-        sums[takers] += sizes[stratum]
-    _even_out(hands, sums, sizes, move=False)
-    shuffle = range(steps) if generator is None else generator.permutation(steps).tolist()
-    return [hands[i] for i in shuffle]
-
-
-def _even_out(hands: list[list[int]], sums: np.ndarray, sizes: np.ndarray, *, move: bool) -> None:
-    """Swap examples between the fullest and the emptiest hand while that helps, in place.
-
-    With ``move`` an example may also change hands without another in return.
-    """
-    for _ in range(4 * len(hands)):
-        high, low = int(sums.argmax()), int(sums.argmin())
-        gap = int(sums[high] - sums[low])
-        given_back = np.append(sizes[hands[low]], 0) if move else sizes[hands[low]]
-        gains = sizes[hands[high]][:, None] - given_back[None, :]
-        i, j = np.unravel_index(np.abs(2 * gains - gap).argmin(), gains.shape)
-        gain = int(gains[i, j])
-        if not 0 < gain < gap:
-            return
-        example = hands[high].pop(int(i))
-        if j < len(hands[low]):
-            hands[high].append(hands[low].pop(int(j)))
-        hands[low].append(example)
-        sums[high] -= gain
-        sums[low] += gain
-
-
 def _microbatch_choices(
     sizes: np.ndarray, per_epoch: int, given: int | None, microbatch_tokens: int, rows: int
 ) -> list[int]:
@@ -207,6 +154,16 @@ def _microbatch_choices(
         return [given]
     needed = max(1, round(sizes.sum() / per_epoch / (rows * microbatch_tokens)))
     return list(range(needed, needed + max(1, needed // 2) + 1))
+
+
+def _single_rows(
+    examples: int, longest: int, given: int | None, microbatch_tokens: int, rows: int
+) -> tuple[int, int]:
+    """Micro-batches, and rows of each, when every example has a row of its own."""
+    row_tokens = math.ceil(longest / TILE) * TILE
+    micro = given or max(1, round(examples * row_tokens / (rows * microbatch_tokens)))
+    micro = micro if given else min(micro, math.ceil(examples / rows))
+    return micro, math.ceil(examples / (micro * rows)) * rows
 
 
 def _layout(
@@ -218,24 +175,11 @@ def _layout(
     for epoch in dealt:
         laid = []
         for hand in epoch:
-            flat, load = _spread(hand, sizes, g * rows)
+            flat, load = spread(hand, sizes, g * rows)
             longest = max(longest, load)
             laid.append([flat[i * rows : (i + 1) * rows] for i in range(g)])
         layouts.append(laid)
     return layouts, g, math.ceil(longest / TILE) * TILE
-
-
-def _spread(hand: Sequence[int], sizes: np.ndarray, rows: int) -> tuple[list[Row], int]:
-    """Put the longest example first, each into the emptiest row, then even out."""
-    flat: list[Row] = [[] for _ in range(rows)]
-    loads = np.zeros(rows, np.int64)
-    for example in sorted(hand, key=lambda i: (-int(sizes[i]), i)):
-        row = int(loads.argmin())
-        flat[row].append(example)
-        loads[row] += sizes[example]
-    if rows > 1:
-        _even_out(flat, loads, sizes, move=True)
-    return flat, int(loads.max())
 
 
 def _shape(
@@ -247,41 +191,39 @@ def _shape(
 ) -> PackShape:
     """Find the static sizes that fit every row of every step."""
     answers = lengths[:, 1:].sum(1)
-    a = p = m = 1
-    for epoch in layouts:
-        for step in epoch:
-            for micro in step:
-                for row in micro:
-                    a = max(a, int(answers[row].sum()) if row else 0)
-                    p = max(p, len(row))
-                    m = max(m, len(row_tiles(lengths[row])) if row else 0)
+    used = [row for epoch in layouts for step in epoch for micro in step for row in micro if row]
+    a = max(int(answers[row].sum()) for row in used)
+    m = max(len(row_tiles(lengths[row])) for row in used)
     return PackShape(
-        g, rows, t, math.ceil(a / ANSWER_UNIT) * ANSWER_UNIT, p, lengths.shape[1] - 1,
-        math.ceil(m / TILE_UNIT) * TILE_UNIT,
-    )  # fmt: skip
+        g=g,
+        b=rows,
+        t=t,
+        a=math.ceil(a / ANSWER_UNIT) * ANSWER_UNIT,
+        p=max(map(len, used)),
+        s=lengths.shape[1] - 1,
+        m=math.ceil(m / TILE_UNIT) * TILE_UNIT,
+    )
 
 
 def row_tiles(lengths: np.ndarray) -> np.ndarray:
     """List the live attention tiles of a row that holds examples of these lengths one by one.
 
-    A tile pair is live iff some query token may attend to some key token: a prompt sees itself,
-    an answer sees its prompt and itself. Returns [m, 2], sorted by query tile.
+    A tile pair is live iff some query token may attend to some key token: a prompt is seen by its
+    whole example, an answer by itself. Returns [m, 2], sorted by query tile.
 
     Args:
         lengths: [examples, 1 + s] tokens of each prompt and of its answers.
     """
-    pairs: set[tuple[int, int]] = set()
+    count = math.ceil(int(lengths.sum()) / TILE)
+    live = np.zeros((count, count), bool)
     start = 0
     for prompt, *answers in lengths.tolist():
-        spans = [(start, start + prompt)]
+        first, place = start // TILE, start + prompt
+        end = place + sum(answers)
+        live[first : (end - 1) // TILE + 1, first : (place - 1) // TILE + 1] = True
         for answer in answers:
-            spans.append((spans[-1][1], spans[-1][1] + answer))
-        for number, (low, high) in enumerate(spans):
-            if high == low:
-                continue
-            for seen_low, seen_high in {spans[0], spans[number]}:
-                for query in range(low // TILE, (high - 1) // TILE + 1):
-                    last = min((seen_high - 1) // TILE, query)
-                    pairs.update((query, key) for key in range(seen_low // TILE, last + 1))
-        start = spans[-1][1]
-    return np.array(sorted(pairs), np.int32).reshape(-1, 2)
+            own = slice(place // TILE, (place + answer - 1) // TILE + 1)
+            live[own, own] = True
+            place += answer
+        start = end
+    return np.argwhere(np.tril(live)).astype(np.int32)
