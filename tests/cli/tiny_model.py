@@ -15,7 +15,8 @@ from alignax.models.decoder import random_model
 from alignax.models.weights import export_tensors, hf_config
 
 CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
+    "{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 CONFIG = DecoderConfig("llama", 264, 32, 48, 2, 4, 2, 8, tie_embeddings=True, max_positions=512)

@@ -2,6 +2,7 @@
 """``alignax VERB``: find the verb's module, run it, turn errors into exit codes."""
 
 import difflib
+import errno
 import importlib
 import os
 import sys
@@ -24,6 +25,9 @@ VERBS = {
     "report": "write a run's report anew",
     "env": "print versions and devices, for bug reports",
 }
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""What a disk that is full or closed to us answers, wherever it was written to."""
 
 USAGE = """usage: alignax VERB [options]
 
@@ -80,12 +84,18 @@ def main() -> None:
     except AlignaxError as error:
         sys.stderr.write(f"alignax: error: {error}\n")
         code = error.exit_code
-    except KeyboardInterrupt:
-        sys.stderr.write("alignax: interrupted\n")
-        code = 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        sys.stderr.write(f"alignax: error: {error.strerror}: {error.filename or 'a file'}\n")
+        sys.stderr.write("hint: free disk space or choose another folder, then repeat\n")
+        code = 1
+    except KeyboardInterrupt:
+        sys.stderr.write("alignax: interrupted\n")
+        code = 130
     sys.exit(code)
 
 

@@ -8,6 +8,7 @@ written last, commits the step: without a manifest that fits, the step does not 
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,7 +80,8 @@ class Checkpoints:
         Raises:
             RunError: The disk refused the save; earlier checkpoints are untouched.
         """
-        if step in self.steps:
+        saved = self.steps
+        if step in saved:
             return
         metrics = record.get("metrics") or {}
         try:
@@ -94,10 +96,16 @@ class Checkpoints:
             self.manager.wait_until_finished()
             write_json(self.manifests / f"{step}.json", file_hashes(self.folder / str(step)))
             write_json(self.folder / "index.json", self.index())
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else disk_refusal(error)
+            if reason is None and not isinstance(error, OSError):
+                raise
+            # What is half written holds the space that a full disk lacks.
+            discard_torn(self.folder, self.manifests)
             raise RunError(
-                f"cannot save step {step} in {self.folder}: {error.strerror or error}",
-                hint="free disk space and go on with --train.resume true",
+                f"cannot save step {step} in {self.folder}: {reason or error}; "
+                f"saved before: {', '.join(map(str, saved)) or 'nothing'}",
+                hint="free disk space and go on with --train.resume",
             ) from error
 
     def index(self) -> dict[str, Any]:
@@ -167,6 +175,12 @@ class Checkpoints:
                 problems=sorted(problems),
                 hint="resume with the recipe that the run was started with",
             )
+
+
+def disk_refusal(error: ValueError) -> str | None:
+    """Read the operating system's reason out of an error of the array writer; None for others."""
+    found = re.search(r"([^:]+) \[os_error_code='?\d+", str(error))
+    return found[1].strip() if found else None
 
 
 def discard_torn(folder: Path, manifests: Path) -> list[str]:
