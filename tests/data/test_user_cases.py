@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases that users of other tools ran into: ids, boundaries, stop tokens, truncation, dirty rows."""
+"""Cases that users of other tools ran into: boundaries, stop tokens, truncation, dirty rows."""
 
 import json
 
@@ -218,8 +218,8 @@ def test_c10_a_constant_rejected_sentence_is_trivially_separable(tmp_path):
     assert any("trivially separable" in w and "rejected" in w for w in report.warnings)
 
 
-TOOLS = [{"type": "function", "function": {
-    "name": "get_weather", "description": "Weather", "parameters": {"city": "string"}}}]  # fmt: skip
+FUNCTION = {"name": "get_weather", "description": "Weather", "parameters": {"city": "string"}}
+TOOLS = [{"type": "function", "function": FUNCTION}]
 CALL = {"type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Oslo"}'}}
 TOOL_TEMPLATE = (
     "{% if tools %}{{ '<|start|>tools\n' + (tools | tojson) + '<|end|>\n' }}{% endif %}"
@@ -249,8 +249,8 @@ def test_c11_tool_calls_reach_the_template():
 
 def test_c11_an_answer_that_is_a_tool_call_is_scored():
     enc = encoder(characters("<|start|>", "<|end|>", template=TOOL_TEMPLATE, eos="<|end|>"))
-    row = tool_row() | {"prompt": [user("Weather in Oslo?")],
-                        "chosen": [{"role": "assistant", "content": None, "tool_calls": [CALL]}]}  # fmt: skip
+    chosen = [{"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    row = tool_row() | {"prompt": [user("Weather in Oslo?")], "chosen": chosen}
     answer = text(enc, enc.encode(example(row)).answers[0])
     assert answer.startswith("CALL ")
     assert "get_weather" in answer

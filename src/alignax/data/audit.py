@@ -8,14 +8,25 @@ from typing import Any
 
 import numpy as np
 
+from alignax.data.formats import Format
+from alignax.data.table import text_hash
 from alignax.errors import DataError
-from alignax.records import Dropped, EncodedExample, Example, PreferencePair
+from alignax.records import Dropped, EncodedExample, Example, PreferencePair, Text
 
 SHOWN_IDS = 20
 """Row ids listed for each reason."""
 
 TRIVIAL_SHARE = 0.2
-"""One side repeats a sentence in more than this share of pairs: trivially separable."""
+"""One side begins alike in more than this share of pairs: trivially separable."""
+
+OPENING = 40
+"""Characters by which beginnings of answers are compared."""
+
+FEW_ROWS = 5
+"""Below this many rows, no share means anything."""
+
+COPY_LENGTH = 20
+"""Characters from which a prompt that both answers begin with is no coincidence."""
 
 LENGTH_RULE = 0.85
 """'Longer is chosen' (or shorter) right in more than this share of pairs: trivially separable."""
@@ -91,6 +102,12 @@ class DataReport:
         )
 
 
+def _opening(answer: Text) -> str:
+    """The first line of an answer, up to ``OPENING`` characters."""
+    text = answer if isinstance(answer, str) else str(answer[0]["content"])
+    return text.strip()[:OPENING].partition("\n")[0]
+
+
 def entry(row_ids: Sequence[str]) -> dict[str, Any]:
     """Count rows and list the first of them."""
     return {"count": len(row_ids), "rows": list(row_ids[:SHOWN_IDS])}
@@ -99,12 +116,13 @@ def entry(row_ids: Sequence[str]) -> dict[str, Any]:
 class Audit:
     """Collects what is seen of every row while the data set is built."""
 
-    def __init__(self) -> None:
-        """Start empty."""
+    def __init__(self, form: Format) -> None:
+        """Start empty, for rows of one format."""
+        self._form = form
         self._seen: Counter[str] = Counter()
-        self._contents: dict[str, tuple[str, str]] = {}
+        self._pairs: set[tuple[str, str, str]] = set()
         self._row_ids: dict[str, list[str]] = {}
-        self._answers: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        self._openings: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
         self._unused: Counter[str] = Counter()
         self._complete = self._stopped = 0
 
@@ -112,28 +130,36 @@ class Audit:
         """Remember a row under a heading."""
         self._row_ids.setdefault(what, []).append(row_id)
 
-    def see_row(self, row: Any, row_id: str, columns: Sequence[str]) -> None:
+    def see_row(self, row: Any, row_id: str) -> None:
         """Look at a raw row."""
         self._seen[row_id] += 1
         if self._seen[row_id] > 1:
             self.note("duplicate", row_id)
         if isinstance(row, Mapping):
-            self._unused.update(c for c in row if c not in columns)
+            self._unused.update(
+                c for c, value in row.items() if value is not None and not self._form.reads(c)
+            )
 
-    def see_example(self, example: Example, prompt_hash: str, hashes: Sequence[str]) -> None:
-        """Look at a parsed row that was kept."""
+    def see_example(self, example: Example, *, plain: bool) -> None:
+        """Look at a parsed row that was kept; ``plain``: it is used as plain text."""
+        prompt, prompt_hash = str(example.prompt), text_hash(example.prompt)
+        if plain:
+            if example.system:
+                self.note("system_text", example.row_id)
+            copies = [str(answer).lstrip().startswith(prompt.strip()) for answer in example.answers]
+            if len(prompt) > COPY_LENGTH and all(copies):
+                self.note("repeated_prompt", example.row_id)
         if not isinstance(example, PreferencePair):
             return
-        pair = f"{prompt_hash}{hashes[0]}{hashes[1]}"
-        swapped = f"{prompt_hash}{hashes[1]}{hashes[0]}"
-        self._contents.setdefault(pair, ("", example.row_id))
-        if swapped in self._contents:
+        ours, theirs = map(text_hash, example.answers)
+        self._pairs.add((prompt_hash, ours, theirs))
+        if (prompt_hash, theirs, ours) in self._pairs:
             self.note("contradictory", example.row_id)
-        for counter, answer in zip(self._answers, hashes, strict=True):
-            counter[answer] += 1
-        ours, theirs = example.chosen_score, example.rejected_score
-        if ours is not None and theirs is not None and ours <= theirs:
-            self.note("tie" if ours == theirs else "score_disagrees", example.row_id)
+        for counter, answer in zip(self._openings, example.answers, strict=True):
+            counter[_opening(answer)] += 1
+        high, low = example.chosen_score, example.rejected_score
+        if high is not None and low is not None and high <= low:
+            self.note("tie" if high == low else "score_disagrees", example.row_id)
 
     def see_encoded(self, encoded: EncodedExample, stop_ids: Sequence[int]) -> None:
         """Look at an encoded row."""
@@ -160,7 +186,9 @@ class Audit:
         cuts = ("prompt_cut", "answer_cut", "chosen_cut", "rejected_cut", "one_side_cut")
         report.cut = {k: entry(self._row_ids[k]) for k in cuts if k in self._row_ids}
         report.boundary_merged = entry(self._row_ids.get("boundary_merged", []))
-        report.stop_token = f"{self._stopped} of {self._complete} complete rows"
+        cut = report.kept - self._complete
+        ends = f"; {cut} cut rows have none" if cut else ""
+        report.stop_token = f"{self._stopped} of {self._complete} rows{ends}"
         headings = ("duplicate", "contradictory", "tie", "score_disagrees")
         report.duplicates = {k: entry(self._row_ids[k]) for k in headings if k in self._row_ids}
         report.unused_columns = sorted(self._unused)
@@ -170,12 +198,14 @@ class Audit:
 
     def _warnings(self, report: DataReport, lengths: np.ndarray) -> list[str]:
         warnings = []
-        for name, counter in zip(("chosen", "rejected"), self._answers, strict=True):
-            top = counter.most_common(1)[0][1] if counter else 0
-            if report.kept >= 5 and top > TRIVIAL_SHARE * report.kept:
-                warnings.append(
-                    f"trivially separable: one {name} answer makes up {top} of {report.kept} rows"
-                )
+        chosen, rejected = self._openings
+        for name, ours, theirs in (("chosen", chosen, rejected), ("rejected", rejected, chosen)):
+            for opening, top in ours.most_common(1) if report.kept >= FEW_ROWS else ():
+                if top > TRIVIAL_SHARE * report.kept and top > 4 * theirs[opening]:
+                    warnings.append(
+                        f"trivially separable: {top} of {report.kept} {name} answers, but only "
+                        f"{theirs[opening]} on the other side, begin {opening!r}"
+                    )
         longer = report.lengths.get("chosen_longer")
         if longer is not None and report.kept >= 20 and not 1 - LENGTH_RULE < longer < LENGTH_RULE:
             rule = "longer" if longer > 0.5 else "shorter"
@@ -192,6 +222,16 @@ class Audit:
         for key, what in counts:
             if key in report.duplicates:
                 warnings.append(f"{report.duplicates[key]['count']} {what}")
+        if "system_text" in self._row_ids:
+            warnings.append(
+                f"{len(self._row_ids['system_text'])} rows of plain text have a system text, which "
+                "plain text does not show (--data.render chat makes a system turn of it)"
+            )
+        if "repeated_prompt" in self._row_ids:
+            warnings.append(
+                f"{len(self._row_ids['repeated_prompt'])} rows repeat the prompt at the start of "
+                "both answers, where it is scored; take the prompt column or the copies away"
+            )
         if "one_side_cut" in report.cut:
             count = report.cut["one_side_cut"]["count"]
             warnings.append(f"{count} pairs are cut on one side only, which biases the pair")

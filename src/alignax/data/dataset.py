@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,20 @@ from filelock import FileLock
 from alignax.data.audit import Audit, DataReport
 from alignax.data.encode import Encoder
 from alignax.data.formats import FORMATS, detect, parse_row
-from alignax.data.sources import Rows, open_rows, row_hash
-from alignax.records import Dropped, EncodedExample, Example, Text
+from alignax.data.sources import Rows, open_rows
+from alignax.data.table import TableWriter, content_hash, read_table
+from alignax.errors import DataError
+from alignax.records import Dropped, EncodedExample, Example
 
 BATCH = 256
 """Rows that are tokenised together."""
 
 DETECT_ROWS = 64
+
+READING_VERSION = "2"
+"""Raised whenever the example that some row becomes changes; part of every cache key."""
+
+MANIFEST, REPORT = "manifest.json", "report.json"
 
 
 class EncodedDataset:
@@ -37,17 +44,25 @@ class EncodedDataset:
         lengths: [n, 1 + s] tokens of prompt and answers.
         source_index: [n] place of every example among the rows that were read.
         places: ``file:line`` of every example.
+        content_hash: Hash of the data bytes.
         digest: Digest of the encoding.
     """
 
     def __init__(
-        self, ids: np.ndarray, table: dict[str, np.ndarray], places: list[str], digest: str
+        self,
+        ids: np.ndarray,
+        table: dict[str, np.ndarray],
+        places: list[str],
+        *,
+        digest: str,
+        content_hash: str,
     ):
         """Wrap flat ids and per-example columns."""
         self._ids = ids
         self._table = table
         self.places = places
         self.digest = digest
+        self.content_hash = content_hash
         self.row_ids: list[str] = table["row_ids"].tolist()
         self.prompt_hashes: list[str] = table["prompt_hashes"].tolist()
         self.lengths: np.ndarray = table["lengths"]
@@ -82,7 +97,10 @@ class EncodedDataset:
         """Make a view of some examples, in the given order."""
         chosen = np.asarray(indices, np.int64)
         table = {name: column[chosen] for name, column in self._table.items()}
-        return EncodedDataset(self._ids, table, [self.places[i] for i in chosen], self.digest)
+        places = [self.places[i] for i in chosen]
+        return EncodedDataset(
+            self._ids, table, places, digest=self.digest, content_hash=self.content_hash
+        )
 
 
 def build_dataset(
@@ -115,28 +133,68 @@ def build_dataset(
     """
     rows = open_rows(paths, split=split, cache_dir=cache_dir)
     count = min(len(rows), max_rows or len(rows))
-    first = [rows[i] for i in range(min(count, DETECT_ROWS))]
+    first = rows.batch(range(min(count, DETECT_ROWS)))
     name = detect(format, first, kind=kind, source=", ".join(rows.files))
     parts = {
         "data": rows.content_hash, "format": name, "kind": kind, "rows used": str(count),
-        **encoder.parts,
+        "reading version": READING_VERSION, **encoder.parts,
     }  # fmt: skip
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
     target = cache_dir / "encoded" / key
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
-        hit = (target / "manifest.json").exists()
-        changed = [] if hit else _what_changed(target.parent, parts)
-        if not hit:
-            report = DataReport(list(rows.files), name, rows=count, encoding=encoder.parts)
-            _build(rows, count, name, kind, encoder, report, target, progress)
-            _write_json(target / "manifest.json", parts)
+    job = Job(rows, count, name, kind, encoder, progress)
+    try:
+        hit, changed = _ensure(target, parts, job)
+    except OSError as error:
+        raise DataError(
+            f"cannot write the token cache {target}: {error.strerror or error}",
+            hint="free some space, or name another folder with --data.cache",
+        ) from error
     dataset, report = _load(target, rows, encoder.digest)
     report.source = list(rows.files)
     report.cache = {"hit": hit, "changed": changed}
     report.notices = [*encoder.notices, *_text_notice(report, encoder)]
     report.require_usable(max_bad_share)
     return dataset, report
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be encoded, and how."""
+
+    rows: Rows
+    count: int
+    format: str
+    kind: str
+    encoder: Encoder
+    progress: Callable[[int, int], None]
+
+    def is_plain(self, example: Example) -> bool:
+        """Tell whether an example is used as plain text."""
+        return isinstance(example.prompt, str) and self.encoder.options.render != "chat"
+
+
+def _ensure(target: Path, parts: dict[str, str], job: Job) -> tuple[bool, list[str]]:
+    """Build a cached set unless it is there; others that want the same one wait.
+
+    Returns:
+        Whether it was there, and the parts in which the nearest other set differs if not.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if (target / MANIFEST).exists():
+            return True, []
+        changed = _what_changed(target.parent, parts)
+        partial = target.with_name(f"{target.name}.partial")
+        for leftover in (partial, target):
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial.mkdir()
+        try:
+            _build(partial, job)
+            _write_json(partial / MANIFEST, parts)
+            partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return False, changed
 
 
 def _text_notice(report: DataReport, encoder: Encoder) -> list[str]:
@@ -152,117 +210,68 @@ def _text_notice(report: DataReport, encoder: Encoder) -> list[str]:
 def _what_changed(folder: Path, parts: dict[str, str]) -> list[str]:
     """Name the parts in which the nearest cached set differs."""
     nearest: list[str] | None = None
-    for manifest in folder.glob("*/manifest.json"):
-        other = json.loads(manifest.read_text())
+    for manifest in folder.glob(f"*/{MANIFEST}"):
+        other = json.loads(manifest.read_text(encoding="utf-8"))
         differ = [n for n in parts if other.get(n) != parts[n]]
         if nearest is None or len(differ) < len(nearest):
             nearest = differ
     return ["first build"] if nearest is None else nearest
 
 
-def _build(
-    rows: Rows, count: int, name: str, kind: str, encoder: Encoder, report: DataReport,
-    target: Path, progress: Callable[[int, int], None],
-) -> None:  # fmt: skip
-    """Encode all rows into a folder beside the target, then move it there."""
-    partial = target.with_name(f"{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    audit, columns = Audit(), FORMATS[name].columns
-    kept: list[tuple[int, Example, EncodedExample]] = []
-    table: dict[str, list[Any]] = {}
-    with (partial / "ids.bin").open("wb") as file:
-        for start in range(0, count, BATCH):
-            kept = list(_encode_batch(rows, range(start, min(start + BATCH, count)), name, kind,
-                                      encoder, report, audit, columns))  # fmt: skip
-            for index, example, encoded in kept:
-                for part in (encoded.prompt, *encoded.answers):
-                    file.write(part.astype("<i4").tobytes())
-                _add_row(table, index, example, encoded)
-                audit.see_encoded(encoded, encoder.stop_ids)
-            progress(min(start + BATCH, count), count)
-    report.kept = len(table.get("row_ids", []))
-    arrays = _columns(table, 2 if kind == "pair" else 1)
-    audit.finish(report, arrays["lengths"])
-    report.lengths["plain_text"] = int(sum(table.get("plain", [])))
-    np.savez(partial / "table.npz", **arrays)
+def _build(folder: Path, job: Job) -> None:
+    """Encode all rows into a folder, a batch at a time."""
+    report = DataReport(
+        list(job.rows.files), job.format, rows=job.count, encoding=job.encoder.parts
+    )
+    audit = Audit(FORMATS[job.format])
+    with TableWriter(folder, 2 if job.kind == "pair" else 1) as writer:
+        for start in range(0, job.count, BATCH):
+            indices = range(start, min(start + BATCH, job.count))
+            for index, example, encoded in _encode_batch(indices, job, report, audit):
+                writer.add(index, example, encoded, plain=job.is_plain(example))
+                audit.see_encoded(encoded, job.encoder.stop_ids)
+            job.progress(indices.stop, job.count)
+        table = writer.finish()
+    report.kept = len(table["row_ids"])
+    audit.finish(report, table["lengths"])
+    report.lengths["plain_text"] = int(table["plain"].sum())
     dropped = {str(i): asdict(d) for i, d in report.dropped_rows.items()}
-    _write_json(partial / "report.json", {**report.to_json(), "dropped_rows": dropped})
-    partial.rename(target)
+    _write_json(folder / REPORT, {**report.to_json(), "dropped_rows": dropped})
 
 
 def _encode_batch(
-    rows: Rows, indices: range, name: str, kind: str, encoder: Encoder, report: DataReport,
-    audit: Audit, columns: Sequence[str],
-) -> Iterator[tuple[int, Example, EncodedExample]]:  # fmt: skip
+    indices: range, job: Job, report: DataReport, audit: Audit
+) -> Iterator[tuple[int, Example, EncodedExample]]:
     """Parse and encode some rows; dropped ones go to the report."""
     parsed: list[tuple[int, Example]] = []
-    for index in indices:
-        row = rows[index]
-        row_id = row_hash(row)
-        audit.see_row(row, row_id, columns)
-        example = parse_row(name, row, kind=kind, row_id=row_id, place=rows.place(index))
+    for index, row in zip(indices, job.rows.batch(indices), strict=True):
+        row_id, place = content_hash(row), job.rows.place(index)
+        audit.see_row(row, row_id)
+        example = parse_row(job.format, row, kind=job.kind, row_id=row_id, place=place)
         if isinstance(example, Dropped):
             report.dropped_rows[index] = example
         else:
             parsed.append((index, example))
-    encoded = encoder.encode_many([example for _, example in parsed])
+    encoded = job.encoder.encode_many([example for _, example in parsed])
     for (index, example), result in zip(parsed, encoded, strict=True):
         if isinstance(result, Dropped):
             report.dropped_rows[index] = result
             continue
-        audit.see_example(example, text_hash(example.prompt), list(map(text_hash, example.answers)))
+        audit.see_example(example, plain=job.is_plain(example))
         yield index, example, result
 
 
-def _add_row(
-    table: dict[str, list[Any]], index: int, example: Example, encoded: EncodedExample
-) -> None:
-    """Append one example's columns."""
-    answers = len(encoded.answers)
-    values = {
-        "row_ids": encoded.row_id,
-        "prompt_hashes": text_hash(example.prompt),
-        "lengths": [len(encoded.prompt), *map(len, encoded.answers)],
-        "complete": encoded.complete,
-        "answer_cut": encoded.answer_cut[:answers],
-        "prompt_cut": encoded.prompt_cut,
-        "merged": encoded.boundary_merged,
-        "source_index": index,
-        "plain": isinstance(example.prompt, str),
-    }
-    for name, value in values.items():
-        table.setdefault(name, []).append(value)
-
-
-def _columns(table: dict[str, list[Any]], answers: int) -> dict[str, np.ndarray]:
-    """Turn lists into columns; without any row, into empty columns of the right shape."""
-    lengths = np.array(table.get("lengths", []), np.int32).reshape(-1, 1 + answers)
-    sizes = lengths.sum(1)
-    return {
-        "row_ids": np.array(table.get("row_ids", []), "U16"),
-        "prompt_hashes": np.array(table.get("prompt_hashes", []), "U16"),
-        "lengths": lengths,
-        "offsets": (np.cumsum(sizes) - sizes).astype(np.int64),
-        "complete": np.array(table.get("complete", []), bool).reshape(-1, answers),
-        "answer_cut": np.array(table.get("answer_cut", []), np.int32).reshape(-1, answers),
-        "prompt_cut": np.array(table.get("prompt_cut", []), np.int32),
-        "merged": np.array(table.get("merged", []), bool),
-        "source_index": np.array(table.get("source_index", []), np.int64),
-    }
-
-
 def _load(target: Path, rows: Rows, digest: str) -> tuple[EncodedDataset, DataReport]:
-    """Open a cached set."""
-    with np.load(target / "table.npz", allow_pickle=False) as stored:
-        table = dict(stored)
-    flat = target / "ids.bin"
-    ids = np.memmap(flat, "<i4", "r") if flat.stat().st_size else np.zeros(0, np.int32)
+    """Open a cached set; places are those of the rows at hand, not of the files it was made of."""
+    ids, table = read_table(target)
+    values = json.loads((target / REPORT).read_text(encoding="utf-8"))
+    dropped = {
+        int(i): Dropped(d["row_id"], d["reason"], d["detail"], rows.place(int(i)))
+        for i, d in values.pop("dropped_rows").items()
+    }
     places = [rows.place(int(i)) for i in table["source_index"]]
-    values = json.loads((target / "report.json").read_text())
-    dropped = {int(i): Dropped(**d) for i, d in values.pop("dropped_rows").items()}
-    dropped = {i: Dropped(d.row_id, d.reason, d.detail, rows.place(i)) for i, d in dropped.items()}
-    return EncodedDataset(ids, table, places, digest), DataReport(**values, dropped_rows=dropped)
+    dataset = EncodedDataset(ids, table, places, digest=digest, content_hash=rows.content_hash)
+    return dataset, DataReport(**values, dropped_rows=dropped)
 
 
 def split_by_prompt(
@@ -291,11 +300,6 @@ def split_by_prompt(
     held_set = set(held)
     train = [i for i in range(len(dataset)) if i not in held_set]
     return dataset.select(train), dataset.select(sorted(held))
-
-
-def text_hash(text: Text) -> str:
-    """Hash a prompt or an answer (16 hex digits)."""
-    return row_hash(text if isinstance(text, str) else [dict(m) for m in text])
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -251,6 +251,12 @@ def _notices(
             f"(it writes {found.stop_text!r})",
             hint="name the token that ends an answer with --data.stop_token",
         )
+    if options.add_bos and found.bos_count:
+        raise DataError(
+            "row 0 would begin with two BOS tokens: the chat template writes one, and data.add_bos "
+            "adds one",
+            hint="leave data.add_bos out",
+        )
     notices = []
     if not found.prefix_stable:
         message = (

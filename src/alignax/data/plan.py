@@ -3,8 +3,8 @@
 
 Choices:
 
-- A step has exactly ``batch_size`` examples. An epoch whose size is not a multiple spreads the
-  shortage: some steps have one example fewer, none has a small rest.
+- A step has ``batch_size`` examples, never more. An epoch whose size is not a multiple spreads the
+  shortage evenly (17 examples, 16 a step: 9 and 8), so that none has a small rest.
 - All steps hold nearly the same number of tokens (``alignax.data.deal``), so that one static row
   length, chosen from the data, fits them all with little padding.
 - Which examples a step holds is a pure function of lengths, ``batch_size``, seed and epoch: not of

@@ -10,7 +10,7 @@ import glob
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ def open_rows(paths: str | Sequence[str], *, split: str = "train", cache_dir: Pa
         table = _load_hub(names, split)
         digest = hashlib.sha256(f"{names[0]}:{split}:{table._fingerprint}".encode()).hexdigest()  # noqa: SLF001
         records, shown = ((0, i + 1, row) for i, row in enumerate(table)), [names[0]]
-    target = cache_dir / "rows" / f"{digest[:24]}-{READER_VERSION}.arrow"
+    target = cache_dir / "rows-v1" / f"{digest[:24]}-{READER_VERSION}.arrow"
     try:
         table = _stored(records, target)
     except OSError as error:
@@ -214,9 +214,3 @@ def _write_arrow(records: Iterator[tuple[int, int, Any]], target: Path) -> None:
 def _unusual(value: Any) -> Any:
     """Keep values of tables that JSON does not know as text."""
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else str(value)
-
-
-def row_hash(row: Mapping[str, Any] | Any) -> str:
-    """Identify a row by its content: 16 hex digits, the same in any file and key order."""
-    text = json.dumps(row, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -35,6 +35,10 @@ class Format:
     columns: tuple[str, ...]
     example: str
 
+    def reads(self, column: str) -> bool:
+        """Tell whether it reads a column; pairs bring scores under many names."""
+        return column in self.columns or (self.kind == "pair" and trl.is_score(column))
+
 
 _PAIR = ("prompt", "chosen", "rejected", "system", "system_prompt", "tools", "metadata")
 _ASKED = (*trl.ASKING, "input", "history", "system", "system_prompt")
