@@ -26,7 +26,7 @@ test: setup  ## run the tests (offline, on the CPU)
 	$(OFFLINE) $(VENV)/bin/python -m pytest
 
 test-parity: $(PARITY)/.installed  ## compare with torch, transformers, peft and TRL (own environment)
-	$(OFFLINE) $(PARITY)/bin/python -m pytest tests/parity
+	$(OFFLINE) $(PARITY)/bin/python -m pytest -o norecursedirs=.git tests/parity
 
 check: setup  ## format, lint, types, layers and budgets
 	$(VENV)/bin/ruff format --check .
