@@ -27,7 +27,7 @@ def bad(tiny, tmp_path_factory):
     rows = pairs(8)
     lines = [json.dumps(row) for row in rows]
     (folder / "broken.jsonl").write_text("\n".join([*lines[:2], '{"prompt": ', "nope", *lines[2:]]))
-    write_rows(folder / "columns.jsonl", [{"question": "a", "choosen": "b", "rejected": "c"}] * 4)
+    write_rows(folder / "columns.jsonl", [{"left": "a", "right": "b"}] * 4)
     write_rows(folder / "same.jsonl", [r | {"rejected": r["chosen"]} for r in rows])
     write_rows(folder / "good.jsonl", rows)
     (folder / "empty.jsonl").write_text("")
@@ -60,7 +60,7 @@ CASES = {
     ),
     "empty file": ({"--data": "BAD/empty.jsonl"}, 1, ("no rows", "empty.jsonl")),
     "columns": (
-        {"--data": "BAD/columns.jsonl"}, 1, ("question", "choosen", "rejected", "chosen"),
+        {"--data": "BAD/columns.jsonl"}, 1, ("left", "right", "chosen", "prompt"),
     ),
     "unknown format": (
         {"--data": "BAD/good.jsonl", "--data.format": "parrot"}, None,
@@ -71,7 +71,7 @@ CASES = {
     "no config": ({"--model": "BAD/no_config"}, 1, ("config.json", "no_config")),
     "truncated": ({"--model": "BAD/truncated"}, 1, ("truncated/model.safetensors",)),
     "no tensors": ({"--model": "BAD/no_tensors"}, 1, ("no_tensors", "safetensors")),
-    "family": ({"--model": "BAD/family"}, 1, ("mamba", "llama")),
+    "family": ({"--model": "BAD/family"}, 1, ("mamba", "LlamaForCausalLM")),
     "gguf of another architecture": ({"--model": "BAD/mamba.gguf"}, 1, ("mamba", "llama")),
     "no template": ({"--model": "BAD/no_template"}, 1, ("template", "--data.chat_template")),
     "beta 0": ({"--loss.beta": "0"}, 2, ("loss.beta must be > 0", "got 0")),
@@ -143,12 +143,13 @@ def test_existing_output_of_score_is_kept(tiny, tmp_path):
     assert out.read_text() == "mine"
 
 
-def test_score_drops_every_row_and_says_why(tiny, bad, tmp_path):
+def test_score_refuses_a_file_without_any_usable_row(tiny, bad, tmp_path):
     out = tmp_path / "scores.jsonl"
     words = ("--model", tiny / "model", "--data", bad / "same.jsonl", "--output", out)
-    assert alignax("score", *words) == 0
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [line["dropped"] for line in lines] == ["identical"] * 8
+    with pytest.raises(AlignaxError, match="every row is unusable") as caught:
+        alignax("score", *words)
+    assert "identical: 8 rows" in str(caught.value)
+    assert not out.exists()
 
 
 def test_fewer_rows_than_a_batch_and_no_held_out_rows(tiny, bad, tmp_path, capsys):
@@ -166,11 +167,12 @@ def test_fewer_rows_than_a_batch_and_no_held_out_rows(tiny, bad, tmp_path, capsy
 
 def test_non_finite_loss_stops_the_run_and_names_the_rows(tiny, tmp_path):
     out = tmp_path / "run"
-    words = ("--optimizer.learning_rate", "1e30", "--optimizer.clip_norm", "1e30")
+    words = (
+        "--optimizer.learning_rate", "1e30", "--optimizer.clip_norm", "1e30", "--train.steps", "12",
+        "--optimizer.schedule", "constant",
+    )  # fmt: skip
     with pytest.raises(StoppedByGuard) as caught:
-        alignax(
-            *command(tiny, out, *words, "--train.steps", "12", "--optimizer.schedule", "constant")
-        )
+        alignax(*command(tiny, out, *words))
     assert caught.value.exit_code == 3
     text = str(caught.value)
     assert text.startswith("step ")
