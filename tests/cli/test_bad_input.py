@@ -143,6 +143,15 @@ def test_existing_output_of_score_is_kept(tiny, tmp_path):
     assert out.read_text() == "mine"
 
 
+def test_check_shows_the_audit_before_it_refuses(tiny, bad, capsys):
+    words = ("--model", tiny / "model", "--data", bad / "same.jsonl", "--json")
+    with pytest.raises(AlignaxError, match="every row is unusable"):
+        alignax("data", "check", *words)
+    report = json.loads(capsys.readouterr().out)
+    assert report["dropped"]["identical"]["count"] == 8
+    assert len(report["dropped"]["identical"]["rows"]) == 8
+
+
 def test_score_refuses_a_file_without_any_usable_row(tiny, bad, tmp_path):
     out = tmp_path / "scores.jsonl"
     words = ("--model", tiny / "model", "--data", bad / "same.jsonl", "--output", out)

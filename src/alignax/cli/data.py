@@ -45,12 +45,14 @@ def main(arguments: argparse.Namespace) -> int:
 
     recipe = with_run_settings(recipe)
     tokenizer, encoder = tokenizer_encoder(recipe)
-    rows, report = load_rows(recipe.data, encoder, kind=arguments.kind)
+    rows, report = load_rows(recipe.data, encoder, kind=arguments.kind, strict=False)
     if arguments.verb == "check":
         if arguments.json:
             terminal.write_result(report.to_json())
         else:
             terminal.print_result(render_report(report))
+        # The audit comes first: it is what shows why rows are unusable.
+        report.require_usable(recipe.data.max_bad_share)
         return 0
     shown = [rows[index] for index in range(min(arguments.limit, len(rows)))]
     if arguments.json:

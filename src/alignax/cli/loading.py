@@ -165,9 +165,9 @@ def tokenizer_encoder(recipe: Recipe) -> tuple[PreTrainedTokenizerBase, Encoder]
 
 
 def load_rows(
-    data: DataSection, encoder: Encoder, *, kind: str, paths: Any = None
+    data: DataSection, encoder: Encoder, *, kind: str, paths: Any = None, strict: bool = True
 ) -> tuple[EncodedDataset, DataReport]:
-    """Read, audit and encode rows."""
+    """Read, audit and encode rows; ``strict`` refuses a set of which too much is dropped."""
     return build_dataset(
         paths if paths is not None else data.path,
         format=data.format,
@@ -176,7 +176,7 @@ def load_rows(
         kind=kind,
         cache_dir=Path(data.cache) if data.cache else cache_folder() / "tokens",
         max_rows=data.max_rows,
-        max_bad_share=data.max_bad_share,
+        max_bad_share=data.max_bad_share if strict else None,
         progress=terminal.counter("rows encoded"),
     )
 

@@ -112,7 +112,7 @@ def build_dataset(
     kind: str,
     cache_dir: Path,
     max_rows: int | None = None,
-    max_bad_share: float = 0.5,
+    max_bad_share: float | None = 0.5,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[EncodedDataset, DataReport]:
     """Read, audit and encode rows, or find them in the cache.
@@ -125,7 +125,7 @@ def build_dataset(
         kind: ``"pair"`` or ``"sft"``.
         cache_dir: Where encoded sets are kept.
         max_rows: Use the first rows only.
-        max_bad_share: Refuse when more than this share is dropped.
+        max_bad_share: Refuse when more than this share is dropped; None: never.
         progress: Called with (rows done, rows).
 
     Raises:
@@ -153,7 +153,8 @@ def build_dataset(
     report.source = list(rows.files)
     report.cache = {"hit": hit, "changed": changed}
     report.notices = [*encoder.notices, *_text_notice(report, encoder)]
-    report.require_usable(max_bad_share)
+    if max_bad_share is not None:
+        report.require_usable(max_bad_share)
     return dataset, report
 
 
