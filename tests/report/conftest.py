@@ -24,15 +24,16 @@ ANSWERS = [
         ),
         (
             "Let the wax harden, scrape off what you can, then lay paper towels over and under the "
-            "spot and press with a warm iron. The paper soaks up the rest; change it until no grease "
-            "shows, and wash the cloth at 60 °C."
+            "spot and press with a warm iron. The paper soaks up the rest; change it until no "
+            "grease shows, and wash the cloth at 60 °C."
         ),
         "length",
         "stop",
     ),
     (
         (
-            "<|im_start|>user\nWhich is heavier, a litre of water or a litre of olive oil?<|im_end|>\n"
+            "<|im_start|>user\nWhich is heavier, a litre of water or a litre of olive oil?"
+            "<|im_end|>\n"
             "<|im_start|>assistant\n"
         ),
         "A litre of water is heavier than a litre of olive oil.",

@@ -103,8 +103,8 @@ def _judge_pairs(
     start = f"{before['margin'] or 0.0:.3f}"
     sentences = [
         (
-            f"{opening}: on {int(after['n'])} held-out pairs the mean reward margin went from {start} "
-            f"to {after['margin']:.3f} ({_span(after, 'margin')}, {relation} the starting value)."
+            f"{opening}: on {int(after['n'])} held-out pairs the mean reward margin went from "
+            f"{start} to {after['margin']:.3f} ({_span(after, 'margin')}, {relation} the starting value)."
         ),
         *_about_accuracy(before, after),
         _about_loss(before, after),
@@ -167,8 +167,8 @@ def _about_kl(after: Mapping[str, Any], status: str) -> tuple[list[str], list[st
         "inside": [],
         "above": [
             (
-                "Read the samples for repetition and lost facts; a lower learning rate, fewer steps "
-                "or a higher β keep the model closer."
+                "Read the samples for repetition and lost facts; a lower learning rate, fewer "
+                "steps or a higher β keep the model closer."
             )
         ],
     }
@@ -188,8 +188,8 @@ def _about_displacement(after: Mapping[str, Any], status: str) -> tuple[list[str
         )
         return [text], [
             (
-                "If the chosen answers should not sink, set loss.nll_weight (0.1 is a start) or lower "
-                "the learning rate, and compare the samples."
+                "If the chosen answers should not sink, set loss.nll_weight (0.1 is a start) or "
+                "lower the learning rate, and compare the samples."
             )
         ]
     if status == "better":
@@ -247,8 +247,8 @@ def _about_best_step(finding: Finding) -> list[str]:
         return []
     words = [
         (
-            f"The result is the checkpoint of step {finding.best_step} of {finding.steps}, the best by "
-            f"held-out {finding.best_metric}."
+            f"The result is the checkpoint of step {finding.best_step} of {finding.steps}, the "
+            f"best by held-out {finding.best_metric}."
         )
     ]
     if finding.best_step == 0:
