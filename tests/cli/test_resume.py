@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from alignax.errors import RunError
+from alignax.errors import AlignaxError, RunError
 from tests.cli.tiny_model import alignax, pairs, read_lines, write_rows
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +93,18 @@ def test_sigterm_saves_and_says_how_to_go_on(stopped):
     assert json.loads((run / "checkpoints/index.json").read_text())["last"] == 10
 
 
+def test_stopped_run_can_be_reported_and_exported(stopped, capsys):
+    run = copied(stopped[0], "looked_at")
+    assert alignax("report", run) == 0
+    assert "10" in (run / "report.html").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert alignax("export", run, "--checkpoint", "5", "--json") == 0
+    assert [entry["kind"] for entry in json.loads(capsys.readouterr().out)] == ["adapter"]
+    with pytest.raises(AlignaxError, match="no checkpoint '7'") as caught:
+        alignax("export", run, "--checkpoint", "7")
+    assert "it has 5, 10" in str(caught.value)
+
+
 def test_stopped_run_continues_bit_for_bit(stopped, straight, words):
     run = copied(stopped[0], "continued")
     assert alignax(*words, "--output", run, "--train.resume") == 0
@@ -100,6 +112,19 @@ def test_stopped_run_continues_bit_for_bit(stopped, straight, words):
     assert [line["kind"] for line in read_lines(run / "events.jsonl")] == ["resumed"]
     before = json.loads((run / "summary.json").read_text())["before"]
     assert before["loss"] == pytest.approx(np.log(2), abs=1e-6)
+
+
+def test_stopped_run_continues_on_another_mesh(stopped, straight, words):
+    """Two devices instead of one: the same steps and rates, the same losses but for dropout."""
+    run = copied(stopped[0], "two_devices")
+    more = ("--mesh.data", "2", "--train.resume", "--export.adapter", "false")
+    assert alignax(*words, "--output", run, *more) == 0
+    found, expected = (read_lines(folder / "metrics.jsonl") for folder in (run, straight))
+    assert [line["step"] for line in found] == [line["step"] for line in expected]
+    rates = [[line.get("learning_rate") for line in lines] for lines in (found, expected)]
+    assert rates[0] == rates[1]
+    losses = [[line["loss"] for line in lines] for lines in (found, expected)]
+    np.testing.assert_allclose(losses[0], losses[1], atol=0.05)
 
 
 def test_killed_run_continues_bit_for_bit(tiny, straight, words):

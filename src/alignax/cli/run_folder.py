@@ -13,8 +13,10 @@ import yaml
 from alignax.errors import RunError
 from alignax.recipe import Recipe, build_recipe, dump_recipe, flatten
 
-IRRELEVANT_TO_RESUME = ("output", "train.resume", "train.keep", "train.log_steps", "export.")
-"""Settings that may change between a run and its continuation."""
+IRRELEVANT_TO_RESUME = (
+    "output", "train.resume", "train.keep", "train.log_steps", "export.", "data.cache", "mesh.",
+)  # fmt: skip
+"""Settings that may change between a run and its continuation (another machine, for example)."""
 
 
 class RunFolder:
