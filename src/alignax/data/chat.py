@@ -160,7 +160,7 @@ def probe(template: ChatTemplate, stop_ids: Sequence[int]) -> TemplateProbe:
     prompt_ids, full_ids = template.ids(prompt), template.ids(full)
     tail = full.rsplit(ANSWER["content"], 1)[1]
     ends = _ends(template, template.ids(tail), stop_ids)
-    bos = template.tokenizer.bos_token_id
+    bos: Any = template.tokenizer.bos_token_id
     leading = 0
     while bos is not None and leading < len(full_ids) and full_ids[leading] == bos:
         leading += 1

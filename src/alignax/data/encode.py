@@ -86,8 +86,9 @@ class Encoder:
         self.options = options
         self.has_template = bool(tokenizer.chat_template)
         named = token_id(tokenizer, options.stop_token)
-        stop_id = named if named is not None else tokenizer.eos_token_id
-        known = [i for i in (named, tokenizer.eos_token_id, *stop_ids) if i is not None]
+        eos: Any = tokenizer.eos_token_id
+        stop_id = named if named is not None else eos
+        known = [i for i in (named, eos, *stop_ids) if i is not None]
         template = ChatTemplate(tokenizer)
         self.probe = probe(template, known) if self.has_template else None
         if self.probe:

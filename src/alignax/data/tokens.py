@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -161,7 +162,8 @@ def token_id(tokenizer: PreTrainedTokenizerBase, token: str | None) -> int | Non
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash what decides the ids: the tokenizer file and the roles of special tokens."""
-    values = json.loads(tokenizer.backend_tokenizer.to_str())
+    backend: Any = tokenizer.backend_tokenizer
+    values = json.loads(backend.to_str())
     # What the last call asked for, not what the tokenizer is.
     values.pop("padding", None)
     values.pop("truncation", None)

@@ -14,6 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from alignax.errors import UsageError
+from alignax.models.decoder import Decoder
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -42,34 +43,39 @@ def build_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
     return Mesh(np.array(devices[:wanted]).reshape(data, fsdp, tensor), AXES)
 
 
-def place_model(model: nnx.Module, mesh: Mesh) -> list[str]:
-    """Move a model's arrays to their places, in place.
+def place_model(model: Decoder, mesh: Mesh) -> list[str]:
+    """Move a model's arrays to their places, in place; an adapter is small and stays whole.
 
     Returns:
         A notice for every dimension that was left whole because an axis does not divide it.
     """
     notices: list[str] = []
-    graphdef, state = nnx.split(model)
 
     def place(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
-        spec, notes = _spec(name, leaf.shape, mesh)
+        spec, notes = _spec(name, leaf.shape, mesh, model.config.head_dim)
         notices.extend(notes)
         return jax.device_put(leaf, NamedSharding(mesh, spec))
 
-    nnx.update(model, jax.tree_util.tree_map_with_path(place, state))
-    del graphdef
+    nnx.update(model, jax.tree_util.tree_map_with_path(place, nnx.state(model)))
     return notices
 
 
-def _spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> tuple[PartitionSpec, list[str]]:
+def _spec(
+    name: str, shape: tuple[int, ...], mesh: Mesh, head_dim: int
+) -> tuple[PartitionSpec, list[str]]:
     """Choose the mesh axis of each dimension of one array."""
     layout = LAYOUT.get(".".join(name.split(".")[-2:]), (None,) * len(shape))
     axes: list[str | None] = []
     notices = []
     for size, axis in zip(shape, layout, strict=True):
-        if axis is not None and size % mesh.shape[axis]:
-            notices.append(f"{name}: {size} is not a multiple of mesh.{axis}; left whole")
+        # Attention is split between heads, never within one.
+        heads = axis == "tensor" and ".attention." in name
+        parts, what = (size // head_dim, f"{size // head_dim} heads") if heads else (size, size)
+        if axis is not None and parts % mesh.shape[axis]:
+            notices.append(
+                f"{name}: {what} cannot be shared by mesh.{axis} {mesh.shape[axis]}; left whole"
+            )
             axis = None
         axes.append(axis)
     return PartitionSpec(*axes), notices

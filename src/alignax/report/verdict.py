@@ -104,7 +104,8 @@ def _judge_pairs(
     sentences = [
         (
             f"{opening}: on {int(after['n'])} held-out pairs the mean reward margin went from "
-            f"{start} to {after['margin']:.3f} ({_span(after, 'margin')}, {relation} the starting value)."
+            f"{start} to {after['margin']:.3f} ({_span(after, 'margin')}, {relation} the starting "
+            "value)."
         ),
         *_about_accuracy(before, after),
         _about_loss(before, after),

@@ -56,7 +56,8 @@ def parse_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             raise RowProblem("null", f"{name} is null")
     if isinstance(prompt, str) and isinstance(response, str):
-        return {"prompt": prompt, "response": response, "system": system_text(row)}
+        extra = {"system": system_text(row), "tools": tools(row)}
+        return {"prompt": prompt, "response": response, **extra}
     given = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else None
     given = given or turns(prompt, "prompt")
     answer = require_answer(without_prompt(turns(response, "response"), given), "response")

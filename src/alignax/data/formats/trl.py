@@ -80,18 +80,17 @@ def _number(value: Any) -> float | None:
 def parse(row: Mapping[str, Any]) -> dict[str, Any]:
     """Read any of the four forms."""
     chosen_score, rejected_score = scores(row)
-    extra = {"chosen_score": chosen_score, "rejected_score": rejected_score}
+    extra: dict[str, Any] = {"chosen_score": chosen_score, "rejected_score": rejected_score}
     for side in ("chosen", "rejected"):
         if row.get(side) is None:
             raise RowProblem("null", f"{side} is null or missing")
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
+    extra["tools"] = tools(row)
+    if isinstance(prompt, Mapping):
+        prompt = [prompt]
     if isinstance(chosen, str) and isinstance(rejected, str) and not is_turns(prompt):
-        if tools(row):
-            raise RowProblem(
-                "tools_in_text", "a row of plain text cannot show its tools", fatal=True
-            )
         return {**_text(prompt, chosen, rejected), **extra, "system": system_text(row)}
-    return {**_turns(row, prompt, chosen, rejected), **extra, "tools": tools(row)}
+    return {**_turns(row, prompt, chosen, rejected), **extra}
 
 
 def _text(prompt: Any, chosen: str, rejected: str) -> dict[str, Any]:
