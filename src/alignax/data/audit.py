@@ -19,7 +19,7 @@ SHOWN_IDS = 20
 TRIVIAL_SHARE = 0.2
 """One side begins alike in more than this share of pairs: trivially separable."""
 
-OPENING = 40
+OPENING = 30
 """Characters by which beginnings of answers are compared."""
 
 FEW_ROWS = 5
@@ -43,7 +43,7 @@ class DataReport:
         kept: Rows encoded.
         dropped: Reason → count and first row ids.
         dropped_rows: Index in reading order → the dropped row.
-        cut: Counts and row ids of cut prompts and answers.
+        cut: Counts, tokens and row ids of cut prompts and answers.
         boundary_merged: Count and first row ids of rows whose boundary moved left.
         stop_token: Rows whose complete answers all end with their stop token, of how many.
         duplicates: Exact duplicates, contradictory pairs, ties, score disagreements.
@@ -124,6 +124,7 @@ class Audit:
         self._row_ids: dict[str, list[str]] = {}
         self._openings: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
         self._unused: Counter[str] = Counter()
+        self._cut_tokens: Counter[str] = Counter()
         self._complete = self._stopped = 0
 
     def note(self, what: str, row_id: str) -> None:
@@ -164,14 +165,13 @@ class Audit:
     def see_encoded(self, encoded: EncodedExample, stop_ids: Sequence[int]) -> None:
         """Look at an encoded row."""
         names = ("chosen", "rejected") if len(encoded.answers) == 2 else ("answer",)
-        cuts = [c > 0 for c in encoded.answer_cut[: len(names)]]
-        for name, was_cut in zip(names, cuts, strict=True):
-            if was_cut:
+        cuts = encoded.answer_cut[: len(names)]
+        for name, lost in (*zip(names, cuts, strict=True), ("prompt", encoded.prompt_cut)):
+            if lost:
                 self.note(f"{name}_cut", encoded.row_id)
-        if len(cuts) == 2 and cuts[0] != cuts[1]:
+                self._cut_tokens[f"{name}_cut"] += lost
+        if len(cuts) == 2 and bool(cuts[0]) != bool(cuts[1]):
             self.note("one_side_cut", encoded.row_id)
-        if encoded.prompt_cut:
-            self.note("prompt_cut", encoded.row_id)
         if encoded.boundary_merged:
             self.note("boundary_merged", encoded.row_id)
         if all(encoded.complete):
@@ -185,6 +185,8 @@ class Audit:
             report.dropped[reason] = entry(ids)
         cuts = ("prompt_cut", "answer_cut", "chosen_cut", "rejected_cut", "one_side_cut")
         report.cut = {k: entry(self._row_ids[k]) for k in cuts if k in self._row_ids}
+        for name, lost in self._cut_tokens.items():
+            report.cut[name]["tokens"] = lost
         report.boundary_merged = entry(self._row_ids.get("boundary_merged", []))
         cut = report.kept - self._complete
         ends = f"; {cut} cut rows have none" if cut else ""

@@ -304,4 +304,4 @@ def split_by_prompt(
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False), encoding="utf-8")
+    path.write_text(json.dumps(value, indent=1), encoding="utf-8")
