@@ -18,6 +18,10 @@ def printed(renderable):
     return capture.get()
 
 
+def squeezed(text):
+    return " ".join(text.replace("│", " ").split())
+
+
 @pytest.fixture
 def enc():
     return encoder(chatml(), max_length=40)
@@ -62,14 +66,15 @@ def test_a_row_shows_counts_edges_and_cuts(enc):
 
 
 def test_a_report_shows_what_happened(enc, tmp_path):
-    file = tmp_path / "rows.jsonl"
-    rows = [row(chosen=f"yes {i}") for i in range(3)] + [row("same", "same")]
+    file = tmp_path / "[i]rows.jsonl"
+    rows = [row(chosen=f"yes {i}") for i in range(3)] + [row("same", "same"), row("y" * 50)]
     file.write_text("\n".join(json.dumps(r | {"extra [x]": 1}) for r in rows))
     _, report = build_dataset(
         str(file), format="auto", split="train", encoder=enc, kind="pair", cache_dir=tmp_path
     )
     shown = printed(render_report(report))
-    assert "format trl" in shown
+    assert "[i]rows.jsonl: format trl" in shown
+    assert f"cut: chosen_cut 1 ({report.cut['chosen_cut']['tokens']} tokens)" in squeezed(shown)
     assert "dropped: identical" in shown
     assert "stop token in the loss: 3 of 3" in shown
     assert "extra [x]" in shown

@@ -60,14 +60,16 @@ def _pieces(tokens: list[tuple[int, str, str, bool]]) -> Iterator[tuple[str, str
 
 def render_report(report: DataReport) -> RenderableType:
     """Draw a data report."""
-    title = f"{', '.join(report.source)}: format {report.format}"
+    title = Text(f"{', '.join(report.source)}: format {report.format}")
     table = Table("what", "rows", "row ids", title=title, title_justify="left")
     table.add_row("read", str(report.rows), "")
     table.add_row("kept", str(report.kept), "")
     groups = (("dropped", report.dropped), ("cut", report.cut), ("seen", report.duplicates))
     for heading, entries in groups:
         for name, found in entries.items():
-            table.add_row(f"{heading}: {name}", str(found["count"]), " ".join(found["rows"][:3]))
+            tokens = f" ({found['tokens']} tokens)" if "tokens" in found else ""
+            count = f"{found['count']}{tokens}"
+            table.add_row(f"{heading}: {name}", count, " ".join(found["rows"][:3]))
     merged = report.boundary_merged
     if merged["count"]:
         table.add_row("boundary merge", str(merged["count"]), " ".join(merged["rows"][:3]))
