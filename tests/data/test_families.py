@@ -224,6 +224,26 @@ def test_a_prompt_that_changes_once_an_answer_follows_is_not_scored():
     assert "LAST][user]hi" in dropped.detail
 
 
+def test_a_header_that_opens_thinking_is_left_to_the_model():
+    # "hi" also stands in "<think>", which the conversation does not have.
+    template = (
+        "{% for m in messages %}{{ '[' + m.role + ']' + m.content + '</s>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '[assistant]<think>\n' }}{% endif %}"
+    )
+    enc = encoder(characters("</s>", template=template, eos="</s>"))
+    encoded = enc.encode(example(pair("yes")))
+    assert enc.decode(encoded.prompt) == "[user]hi</s>[assistant]"
+    assert encoded.prompt.tolist() == enc.prompt_ids([user("hi")])
+    assert encoded.boundary_merged
+    assert "not prefix-stable" in enc.notices[0]
+
+
+def test_a_template_with_todays_date_says_so():
+    template = "{{ strftime_now('%Y') }}" + CHATML
+    enc = encoder(characters("<|im_start|>", "<|im_end|>", template=template))
+    assert any("date" in notice for notice in enc.notices)
+
+
 def test_a_system_text_that_a_template_loses_drops_the_row():
     template = (
         "{% for m in messages %}{% if m.role != 'system' %}{{ '[' + m.role + ']' + m.content "

@@ -48,6 +48,8 @@ class TemplateProbe:
         bos_count: BOS ids at the start of a rendering.
         bos_is_marker: BOS also stands before or after later turns (as in SmolLM2 and Llama 2).
         tools: Whether tool definitions show up.
+        header: What the generation header adds to a question.
+        dated: Whether the template can write today's date.
     """
 
     prefix_stable: bool
@@ -59,6 +61,8 @@ class TemplateProbe:
     bos_count: int
     bos_is_marker: bool
     tools: bool
+    header: str
+    dated: bool
     prompt_text: str
     full_text: str
 
@@ -174,6 +178,8 @@ def probe(template: ChatTemplate, stop_ids: Sequence[int]) -> TemplateProbe:
         bos_count=leading,
         bos_is_marker=bos is not None and _dialogue_ids(template).count(bos) > leading,
         tools=_shows_tools(template),
+        header=_header(template, prompt),
+        dated="strftime_now" in str(template.tokenizer.chat_template),
         prompt_text=prompt,
         full_text=full,
     )
@@ -191,6 +197,15 @@ def _ends(template: ChatTemplate, tail: Sequence[int], stop_ids: Sequence[int]) 
     first = next((i for i in tail if i in special), None)
     known = {*stop_ids, *([first] if first is not None else [])}
     return [i for i in tail if i in known]
+
+
+def _header(template: ChatTemplate, prompt: str) -> str:
+    """Cut the question off a prompt; empty for a template that renders no open question."""
+    try:
+        question = template.render([QUESTION])
+    except RowProblem:
+        return ""
+    return prompt.removeprefix(question) if prompt.startswith(question) else ""
 
 
 def _dialogue_ids(template: ChatTemplate) -> list[int]:

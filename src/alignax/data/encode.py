@@ -104,9 +104,8 @@ class Encoder:
             system=options.system,
             keep_whitespace_pairs=options.whitespace_pairs == "keep",
             stop_texts=self._rules.stop_texts,
-            tail=_blank_end(self.probe.stop_text)
-            if self.probe and not self.probe.stop_count
-            else "",
+            tail=_unended(self.probe),
+            header=self.probe.header if self.probe else "",
         )
         self.tokenizer_hash = tokenizer_hash(tokenizer)
         self.template_hash = template.digest
@@ -272,6 +271,10 @@ def _notices(
         notices.append(
             f"the chat template's system turn is {found.system}: rows with one are dropped"
         )
+    if found.dated:
+        notices.append(
+            "the chat template can write today's date: cached rows keep the day they were encoded"
+        )
     if text_bos and not found.bos_count and not options.add_bos:
         notices.append(
             "plain text begins with a BOS token and the chat template writes none: chat rows have "
@@ -280,9 +283,11 @@ def _notices(
     return notices
 
 
-def _blank_end(text: str) -> str:
-    """White space at the end of a text."""
-    return text[len(text.rstrip()) :]
+def _unended(found: TemplateProbe | None) -> str:
+    """White space after an answer that a template does not end with a stop token."""
+    if found is None or found.stop_count:
+        return ""
+    return found.stop_text[len(found.stop_text.rstrip()) :]
 
 
 def _hash(text: str) -> str:

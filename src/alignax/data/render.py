@@ -56,6 +56,7 @@ class Renderer:
         keep_whitespace_pairs: bool,
         stop_texts: Sequence[str],
         tail: str,
+        header: str,
     ):
         """Store the settings.
 
@@ -66,6 +67,7 @@ class Renderer:
             keep_whitespace_pairs: Keep pairs that differ in white space only.
             stop_texts: Spellings of the stop tokens.
             tail: White space that the template writes after an answer and no stop token follows.
+            header: What the template writes before an answer.
         """
         self.template = template
         self.mode = mode
@@ -73,6 +75,7 @@ class Renderer:
         self.keep_whitespace_pairs = keep_whitespace_pairs
         self.stop_texts = tuple(stop_texts)
         self.tail = tail
+        self.header = header
 
     def render(self, example: Example) -> Rendered:
         """Render an example's texts.
@@ -113,7 +116,8 @@ class Renderer:
             self._require_shown(full, messages, turns, example)
             fulls.append(full.removesuffix(self.tail))
         rendered = Rendered(example, prompt, tuple(fulls), messages, tuple(answers))
-        return _encodable(_same_prompt(rendered))
+        self._require_same_prompt(rendered)
+        return _encodable(rendered)
 
     def with_system(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Put the settings' system turn in front, unless there is one."""
@@ -136,6 +140,23 @@ class Renderer:
         changed = lost_answer(full, turns)
         if changed:
             raise RowProblem("answer_lost", f"the chat template leaves out the answer's {changed}")
+
+    def _require_same_prompt(self, rendered: Rendered) -> None:
+        """Require that the last turn before the answer is rendered alike with and without answers.
+
+        Otherwise the common prefix would end before it, and a question would be scored as answer.
+        """
+        shared = os.path.commonprefix(rendered.texts)
+        if len(shared) == len(rendered.prompt):
+            return
+        asked = str(rendered.messages[-1]["content"]).strip()
+        body = rendered.prompt.removesuffix(self.header)
+        if asked and asked in body and len(shared) < body.rfind(asked) + len(asked):
+            raise RowProblem(
+                "prompt_changes",
+                "the chat template renders the prompt differently once an answer follows: "
+                f"{rendered.prompt[len(shared) : len(shared) + 60]!r}",
+            )
 
     def _bare(self, text: str) -> str:
         """Take stop tokens that are already there off the end of an answer."""
@@ -170,23 +191,6 @@ def as_turns(
     if system.strip():
         turns = ({"role": "system", "content": system}, *turns)
     return turns, tuple(({"role": "assistant", "content": str(a).strip()},) for a in answers)
-
-
-def _same_prompt(rendered: Rendered) -> Rendered:
-    """Require that the last turn before the answer is rendered alike with and without answers.
-
-    Otherwise the common prefix would end before it, and a question would be scored as an answer.
-    """
-    shared = os.path.commonprefix(rendered.texts)
-    asked = str(rendered.messages[-1]["content"]).strip()
-    end = rendered.prompt.rfind(asked) + len(asked)
-    if asked and asked in rendered.prompt and len(shared) < end:
-        raise RowProblem(
-            "prompt_changes",
-            "the chat template renders the prompt differently once an answer follows: "
-            f"{rendered.prompt[len(shared) : len(shared) + 60]!r}",
-        )
-    return rendered
 
 
 def _encodable(rendered: Rendered) -> Rendered:
