@@ -199,13 +199,7 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
     start_step = int(state.step)
     if recipe.train.resume and start_step == 0:
         self_test(setup)
-    hooks: list[Hook] = [
-        # A run that never saved is done again from the evaluation before step 1 on.
-        JsonLines(folder.path, start_step=start_step or -1, log_steps=recipe.train.log_steps),
-        TensorBoard(folder.tensorboard, start_step=start_step),
-        terminal.TrainingProgress(setup.plan.steps, start_step),
-    ]
-    evaluate = build_evaluate(setup)
+    hooks = build_hooks(setup, start_step)
     iterator = step_batches(setup.train, setup.plan, start_step=start_step)
     parts = Parts(
         step=build_train_step(
@@ -216,7 +210,7 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
         table=table,
         row_ids=setup.train.row_ids,
         place=lambda tree: place_batch(tree, setup.policy.mesh),
-        evaluate=evaluate,
+        evaluate=build_evaluate(setup),
         sample=sample,
         after_first=first_update_check(setup),
         record={"recipe": marks["recipe"], "total_steps": setup.plan.steps},
@@ -240,6 +234,16 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
         for hook in hooks:
             hook.close()
     return result, checkpoints, time.monotonic() - started
+
+
+def build_hooks(setup: Setup, start_step: int) -> list[Hook]:
+    """Make the run's listeners."""
+    folder = setup.folder
+    return [
+        JsonLines(folder.path, start_step=start_step, log_steps=setup.recipe.train.log_steps),
+        TensorBoard(folder.tensorboard, start_step=start_step),
+        terminal.TrainingProgress(setup.plan.steps, start_step),
+    ]
 
 
 def look_before(
