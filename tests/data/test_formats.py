@@ -238,10 +238,17 @@ def test_no_format_fits_names_columns_and_nearest():
         detect("auto", [{"promt": "q", "chosen": "a"}], kind="pair", source="rows.jsonl")
     assert "chosen, promt" in str(caught.value)
     assert "rejected" in str(caught.value)
+    with pytest.raises(DataError, match="alignax sft"):
+        detect("auto", [GOOD["prompt-response"]], kind="pair", source="rows.jsonl")
     with pytest.raises(UsageError, match="did you mean 'sharegpt'"):
         detect("sharegp", [], kind="pair", source="x")
     with pytest.raises(UsageError, match="one answer a row"):
         detect("alpaca", [], kind="pair", source="x")
+
+
+def test_right_columns_with_wrong_values_are_judged_row_by_row():
+    row = {"prompt": None, "chosen": None, "rejected": None}
+    assert read(row).reason == "null"
 
 
 def test_images_are_refused_by_name():

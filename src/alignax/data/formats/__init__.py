@@ -119,17 +119,25 @@ def detect(name: str, rows: Sequence[Any], *, kind: str, source: str) -> str:
     if counts[best]:
         return best
     columns = sorted({column for row in objects for column in row})
+    if {"chosen", "rejected"} <= set(columns):
+        return "trl"  # The columns are right; what is wrong with the values is said row by row.
+    single = [n for n, f in FORMATS.items() if f.kind == "sft" and any(map(f.matches, objects))]
     raise DataError(
         f"{source} has no known format for {kind} rows: its columns are "
         f"{', '.join(columns) or 'none (rows are not objects)'}",
-        problems=[f"{n} wants {fitting[n].example}" for n in _nearest(columns, fitting)],
-        hint="rename the columns, or name the format with --data.format",
+        problems=[f"{n} wants {fitting[n].example}" for n in _nearest(columns, fitting, kind)],
+        hint=f"the rows have one answer each (format {single[0]}): `alignax sft` imitates them"
+        if single
+        else "rename the columns, or name the format with --data.format",
     )
 
 
-def _nearest(columns: Sequence[str], formats: Mapping[str, Format]) -> list[str]:
-    """Order formats by how many of their columns are there."""
-    return sorted(formats, key=lambda n: -len(set(columns) & set(formats[n].columns)))[:4]
+def _nearest(columns: Sequence[str], formats: Mapping[str, Format], kind: str) -> list[str]:
+    """Order formats by how many of their columns are there, those of the wanted kind first."""
+    return sorted(
+        formats,
+        key=lambda n: (-len(set(columns) & set(formats[n].columns)), formats[n].kind != kind),
+    )[:4]
 
 
 def parse_row(
