@@ -23,7 +23,7 @@ QUICKSTART = {
     "data.path": str(ASSETS / "quickstart_train.jsonl"),
     "data.eval_path": str(ASSETS / "quickstart_eval.jsonl"),
     "data.max_length": 256,
-    "optimizer.learning_rate": 5e-4,
+    "optimizer.learning_rate": 3e-4,
     "train.epochs": 1,
     "sample.max_new_tokens": 80,
 }
