@@ -271,3 +271,19 @@ def test_memory_does_not_grow_with_the_answer_places():
     step = jax.jit(jax.grad(lambda *args: token_logps(*args, chunk=chunk).sum()))
     used = step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
     assert used < 3.5 * chunk * vocabulary * 4
+
+
+@pytest.mark.parametrize("vocabulary", [49_152, 50_257])
+def test_many_small_probabilities_are_not_lost(vocabulary):
+    """A large vocabulary's normaliser keeps float32's precision, with one likely token or none."""
+    rng = np.random.default_rng(0)
+    head_vd = rng.normal(size=(vocabulary, 4)).astype(np.float32)
+    hidden_bad = (rng.normal(size=(1, 64, 4)) * np.linspace(0, 2, 64)[:, None]).astype(np.float32)
+    target_ba = rng.integers(0, vocabulary, (1, 64))
+    logits_av = hidden_bad[0].astype(np.float64) @ head_vd.T.astype(np.float64)
+    peak_a = logits_av.max(-1)
+    log_sum_a = peak_a + np.log(np.exp(logits_av - peak_a[:, None]).sum(-1))
+    want_a = logits_av[np.arange(64), target_ba[0]] - log_sum_a
+    arguments = [jnp.asarray(x) for x in (hidden_bad, head_vd, target_ba, np.array([64]))]
+    got_ba = jax.jit(token_logps)(*arguments)
+    np.testing.assert_allclose(got_ba[0], want_a, rtol=0, atol=4e-6)
