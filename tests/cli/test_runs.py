@@ -238,6 +238,8 @@ def test_dpo_on_top_of_sft_is_compared_with_base_and_adapter(tiny, sft_run, caps
     assert marks["adapter"] is not None
     assert marks["adapter"][:16] in marks["reference"]
     assert marks["base"][:16] in marks["reference"]
+    # The recipe of the run names the adapter's own shape, not the defaults.
+    assert marks["settings"]["lora.rank"] == 4
     # Outside the run the same reference is found: base + the SFT adapter.
     capsys.readouterr()
     assert alignax("evaluate", "heldout", "--model", run, "--json") == 0

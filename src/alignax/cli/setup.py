@@ -72,6 +72,7 @@ def prepare(recipe: Recipe) -> Setup:
     kind = "pair" if recipe.method == "dpo" else "sft"
     objective = build_objective(recipe)
     policy = load_policy(recipe.model, lora=recipe.lora, mesh=recipe.mesh, seed=recipe.train.seed)
+    recipe = with_lora_of(policy, recipe)
     encoder = build_encoder(policy, recipe.data)
     train, held_out, reports = load_train_and_eval(recipe.data, encoder, kind=kind)
     network, start = take_apart(recipe, policy)
@@ -91,6 +92,19 @@ def prepare(recipe: Recipe) -> Setup:
         recipe, folder, policy, encoder, train, held_out, reports, objective, network, start,
         reference, reference_plan, identity, plan,
     )  # fmt: skip
+
+
+def with_lora_of(policy: Policy, recipe: Recipe) -> Recipe:
+    """Write an adapter's own shape into the recipe, which otherwise names the defaults."""
+    if policy.lora is None:
+        return recipe
+    targets = policy.lora.targets
+    shape = {
+        "rank": policy.lora.rank,
+        "alpha": policy.lora.alpha,
+        "targets": targets if isinstance(targets, str) else list(targets),
+    }
+    return recipe.model_copy(update={"lora": recipe.lora.model_copy(update=shape)})
 
 
 def take_apart(recipe: Recipe, policy: Policy) -> tuple[Network, Weights]:
