@@ -168,6 +168,13 @@ def test_a_marker_that_is_the_bos_stays_when_bos_is_forbidden():
     assert prompt[0] == tokenizer.bos_token_id
 
 
+def test_a_text_that_begins_with_markers_is_its_own_business():
+    tokenizer = characters("<|im_start|>", "<|im_end|>", template=CHATML, bos="<|im_start|>",
+                           eos="<|im_end|>")  # fmt: skip
+    row = {"prompt": "<|im_start|><|im_start|>q ", "chosen": "yes", "rejected": "no"}
+    assert encoder(tokenizer).encode(example(row)).prompt.tolist()[:2] == [200, 200]
+
+
 def test_a_template_that_ends_turn_and_text_keeps_the_end_of_turn():
     tokenizer = characters("<|text_end|>", "<|end|>", "<|user|>", "<|assistant|>",
                            template=TURN_ENDS_TWICE, eos="<|text_end|>")  # fmt: skip

@@ -107,13 +107,17 @@ class TokenRules:
     def refuse_two_bos(self, ids: Sequence[int], what: str, *, chat: bool) -> None:
         """Refuse two BOS tokens at the start, with the two places they come from."""
         bos = self.tokenizer.bos_token_id
-        if bos is not None and list(ids[:2]) == [bos, bos]:
-            source = "the chat template" if chat else "the row's own text"
-            adder = "data.add_bos" if self.add_bos else "the tokenizer"
-            raise DataError(
-                f"{what} begins with two BOS tokens: one from {source}, one from {adder}",
-                hint="set --data.add_bos false, or leave it out",
-            )
+        if bos is None or list(ids[:2]) != [bos, bos] or not (chat or self.text_bos):
+            return
+        own = "the row's own text"
+        if self.add_bos:
+            source, adder = "the chat template" if chat else own, "data.add_bos"
+        else:
+            source, adder = own, "the chat template" if chat else "the tokenizer"
+        raise DataError(
+            f"{what} begins with two BOS tokens: one from {source}, one from {adder}",
+            hint="set --data.add_bos false, or take the BOS out of the rows",
+        )
 
     def split(self, item: Rendered, sequences: Sequence[Ids]) -> Split:
         """Find the boundary and close the answers.
