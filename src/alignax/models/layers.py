@@ -65,8 +65,8 @@ def kept_entries(key: Any, shape: tuple[int, ...], rate: float) -> Bool[Array, "
     """Draw which entries survive dropout, each with probability 1 - rate.
 
     Two random words from the key, then a 32-bit integer hash (Wellons 2018) of each entry's index:
-    thirty times faster on a CPU than a counter-based generator for each entry, which would cost a
-    fifth of a training step; and the same on any number of devices.
+    far cheaper on a CPU than a counter-based generator for each entry, which would be felt in the
+    time of a step; and the same on any number of devices.
     """
     first, second = jax.random.bits(key, (2,), jnp.uint32)
     x = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape) + first
