@@ -13,6 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from alignax import __version__
+from alignax.recipe import flatten
 
 METRICS = {
     "loss": "loss",
@@ -88,17 +89,6 @@ class RunFacts:
             "settings": dict(self.settings),
             "summary": only_numbers(self.summary),
         }
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turn nested settings into dotted keys."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def only_numbers(value: Any) -> Any:
