@@ -84,6 +84,7 @@ class EncodedExample:
         answer_cut: Tokens cut from the right of each answer.
         prompt_cut: Tokens cut from the left of the prompt.
         boundary_merged: The boundary lies before the end of the prompt's own rendering.
+        system_merged: The template takes no system turn; its text opens the first user turn.
     """
 
     row_id: str
@@ -93,6 +94,7 @@ class EncodedExample:
     answer_cut: tuple[int, ...] = (0, 0)
     prompt_cut: int = 0
     boundary_merged: bool = False
+    system_merged: bool = False
 
     @property
     def token_count(self) -> int:

@@ -10,14 +10,22 @@ from alignax.data.audit import length_statistics
 from alignax.data.dataset import build_dataset
 from tests.data.toys import assistant, chatml, encoder, user
 
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+    "{% endif %}{{ '<|start|>' + m.role + '\n' + m.content + '<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
+)
 
-def audit(tmp_path, rows, **settings):
+
+def audit(tmp_path, rows, *, template=None, **settings):
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
     options = {name: settings.pop(name) for name in ("max_length", "render") if name in settings}
     defaults = {"format": "auto", "split": "train", "kind": "pair", "max_bad_share": 1.0}
+    tokenizer = chatml()
+    tokenizer.chat_template = template or tokenizer.chat_template
     return build_dataset(
-        str(file), cache_dir=tmp_path / "c", encoder=encoder(chatml(), **options),
+        str(file), cache_dir=tmp_path / "c", encoder=encoder(tokenizer, **options),
         **(defaults | settings),
     )[1]  # fmt: skip
 
@@ -94,6 +102,16 @@ def test_unused_columns_hold_something(tmp_path):
 def test_boundary_merges_are_shown_by_row(tmp_path):
     report = audit(tmp_path, [pair(1)])
     assert report.boundary_merged == {"count": 0, "rows": []}
+
+
+@pytest.mark.parametrize(("template", "merged"), [(None, 0), (NO_SYSTEM, 1)])
+def test_merged_system_turns_are_counted_and_nothing_is_dropped(tmp_path, template, merged):
+    turns = {"chosen": [assistant("yes")], "rejected": [assistant("no")]}
+    system = {"role": "system", "content": "Be brief"}
+    rows = [{"prompt": [system, user("q1")], **turns}, {"prompt": [user("q2")], **turns}]
+    report = audit(tmp_path, rows, template=template)
+    assert (report.kept, report.system_merged["count"]) == (2, merged)
+    assert report.to_json()["system_merged"]["rows"] == report.system_merged["rows"]
 
 
 def test_sft_rows_have_one_answer(tmp_path):

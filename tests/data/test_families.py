@@ -129,15 +129,43 @@ def test_llama2_begins_every_exchange_with_a_bos():
     assert enc.tokenizer.convert_ids_to_tokens(encoded.answers[0].tolist())[0] == "▁hi"
 
 
-@pytest.mark.parametrize("prompt", [[user("hi"), user("hi")], [SYSTEM, user("hi")]])
-def test_turns_that_a_template_refuses_drop_the_row(prompt):
+def test_turns_that_a_template_refuses_drop_the_row():
     enc = encoder(sentencepiece(LLAMA2))
-    dropped = enc.encode(example(pair("hi", "no", prompt)))
+    dropped = enc.encode(example(pair("hi", "no", [user("hi"), user("hi")])))
     assert dropped.reason == "template_refuses"
     assert "alternate" in dropped.detail
-    assert any("system turn is refused" in notice for notice in enc.notices)
     with pytest.raises(DataError, match="alternate"):
-        enc.prompt_ids(prompt)
+        enc.prompt_ids([user("hi"), user("hi")])
+
+
+def test_a_refused_system_turn_opens_the_first_question():
+    enc = encoder(sentencepiece(LLAMA2))
+    encoded = enc.encode(example(pair("hi", "no", [SYSTEM, user("hi")])))
+    merged = enc.encode(example(pair("hi", "no", [user("Be brief\n\nhi")])))
+    assert whole(encoded, 0) == whole(merged, 0)
+    assert whole(encoded, 1) == whole(merged, 1)
+    assert encoded.system_merged
+    assert not merged.system_merged
+    assert encoded.prompt.tolist() == enc.prompt_ids([SYSTEM, user("hi")])
+    assert any("system turn is refused" in notice for notice in enc.notices)
+
+
+def test_a_merged_system_text_stays_when_old_turns_are_cut():
+    prompt = [SYSTEM, user("one"), assistant("two"), user("three")]
+    whole_length = len(encoder(sentencepiece(LLAMA2)).prompt_ids(prompt))
+    enc = encoder(sentencepiece(LLAMA2), max_length=whole_length, prompt_cut="turns")
+    encoded = enc.encode(example(pair("hi", "no", prompt)))
+    assert encoded.prompt.tolist() == enc.prompt_ids([SYSTEM, user("three")])
+    assert encoded.prompt_cut == whole_length - len(encoded.prompt)
+
+
+def test_the_system_setting_and_column_are_merged_too():
+    expected = encoder(sentencepiece(LLAMA2)).prompt_ids([SYSTEM, user("hi")])
+    by_setting = encoder(sentencepiece(LLAMA2), system="Be brief")
+    assert by_setting.encode(example(pair("yes"))).prompt.tolist() == expected
+    assert by_setting.prompt_ids([user("hi")]) == expected
+    by_column = encoder(sentencepiece(LLAMA2)).encode(example(pair("yes", system="Be brief")))
+    assert by_column.prompt.tolist() == expected
 
 
 def test_sentencepiece_text_keeps_its_bos_and_merges_at_the_boundary():
@@ -251,15 +279,18 @@ def test_a_template_with_todays_date_says_so():
     assert any("date" in notice for notice in enc.notices)
 
 
-def test_a_system_text_that_a_template_loses_drops_the_row():
+def test_a_system_text_that_a_template_loses_opens_the_first_question():
     template = (
         "{% for m in messages %}{% if m.role != 'system' %}{{ '[' + m.role + ']' + m.content "
         "+ '</s>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '[assistant]' }}"
         "{% endif %}"
     )
     enc = encoder(characters("</s>", template=template, eos="</s>"))
-    assert enc.encode(example(pair("yes", prompt=[SYSTEM, user("hi")]))).reason == "system_lost"
+    encoded = enc.encode(example(pair("yes", prompt=[SYSTEM, user("hi")])))
+    assert enc.decode(encoded.prompt) == "[user]Be brief\n\nhi</s>[assistant]"
     assert any("system turn is lost" in notice for notice in enc.notices)
+    late = [user("hi"), assistant("ho"), SYSTEM, user("hi")]
+    assert enc.encode(example(pair("yes", prompt=late))).reason == "system_lost"
 
 
 CALL = {"type": "function", "function": {"name": "look", "arguments": {"path": 'C:\\new "x"\n'}}}

@@ -45,6 +45,7 @@ class DataReport:
         dropped_rows: Index in reading order → the dropped row.
         cut: Counts, tokens and row ids of cut prompts and answers.
         boundary_merged: Count and first row ids of rows whose boundary moved left.
+        system_merged: The same of rows whose system text opens the first user turn.
         stop_token: Rows whose complete answers all end with their stop token, of how many.
         duplicates: Exact duplicates, contradictory pairs, ties, score disagreements.
         lengths: Token statistics of prompt and answers.
@@ -63,6 +64,7 @@ class DataReport:
     dropped_rows: dict[int, Dropped] = field(default_factory=dict)
     cut: dict[str, dict[str, Any]] = field(default_factory=dict)
     boundary_merged: dict[str, Any] = field(default_factory=dict)
+    system_merged: dict[str, Any] = field(default_factory=dict)
     stop_token: str = ""
     duplicates: dict[str, Any] = field(default_factory=dict)
     lengths: dict[str, Any] = field(default_factory=dict)
@@ -174,6 +176,8 @@ class Audit:
             self.note("one_side_cut", encoded.row_id)
         if encoded.boundary_merged:
             self.note("boundary_merged", encoded.row_id)
+        if encoded.system_merged:
+            self.note("system_merged", encoded.row_id)
         if all(encoded.complete):
             self._complete += 1
             self._stopped += all(int(a[-1]) in stop_ids for a in encoded.answers)
@@ -188,6 +192,7 @@ class Audit:
         for name, lost in self._cut_tokens.items():
             report.cut[name]["tokens"] = lost
         report.boundary_merged = entry(self._row_ids.get("boundary_merged", []))
+        report.system_merged = entry(self._row_ids.get("system_merged", []))
         cut = report.kept - self._complete
         ends = f"; {cut} cut rows have none" if cut else ""
         report.stop_token = f"{self._stopped} of {self._complete} rows{ends}"

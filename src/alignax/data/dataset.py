@@ -91,6 +91,7 @@ class EncodedDataset:
             answer_cut=tuple(self._table["answer_cut"][index].tolist()),
             prompt_cut=int(self._table["prompt_cut"][index]),
             boundary_merged=bool(self._table["merged"][index]),
+            system_merged=bool(self._table["system_merged"][index]),
         )
 
     def select(self, indices: Sequence[int] | range | np.ndarray) -> "EncodedDataset":

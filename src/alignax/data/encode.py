@@ -19,13 +19,13 @@ from transformers import PreTrainedTokenizerBase
 from alignax.data.boundary import Ids, common_prefix, fit
 from alignax.data.chat import ANSWER, ChatTemplate, TemplateProbe, probe
 from alignax.data.formats.turns import RowProblem
-from alignax.data.render import Rendered, Renderer
+from alignax.data.render import SYSTEM_ROLES, Rendered, Renderer
 from alignax.data.tokens import Split, TokenRules, row_name, token_id, tokenizer_hash
 from alignax.errors import DataError
 from alignax.recipe import DataSection
 from alignax.records import Dropped, EncodedExample, Example
 
-ENCODING_VERSION = "2"
+ENCODING_VERSION = "3"
 """Raised whenever the ids of some row change; part of every cache key."""
 
 LIKELY_ANSWERS = (ANSWER["content"], "$")
@@ -102,6 +102,7 @@ class Encoder:
             template,
             mode=options.render,
             system=options.system,
+            merge_system=self.probe is not None and self.probe.system != "kept",
             keep_whitespace_pairs=options.whitespace_pairs == "keep",
             stop_texts=self._rules.stop_texts,
             tail=_unended(self.probe),
@@ -164,7 +165,7 @@ class Encoder:
     def _prompt_texts(self, turns: tuple[Any, ...], tools: Sequence[Any]) -> list[str]:
         """Render a prompt, and with an answer where a template needs to be compared."""
         template = self._renderer.template
-        messages = self._renderer.with_system(turns)
+        messages = self._renderer.for_template(self._renderer.with_system(turns))
         try:
             text = template.render(messages, tools, generation=True)
             if self.probe is not None and self.probe.prefix_stable:
@@ -223,13 +224,14 @@ def _fitted(split: Split, options: EncodeOptions, prompt_cut: int) -> EncodedExa
         answer_cut=cut.lost,
         prompt_cut=prompt_cut,
         boundary_merged=split.merged,
+        system_merged=split.item.system_merged,
     )
 
 
 def _without_oldest(split: Split, renderer: Renderer, rules: TokenRules, limit: int) -> Split:
     """Leave out the oldest turns until the row fits, or only the last question is left."""
     item = split.item
-    head = item.messages[:1] if item.messages[0]["role"] in ("system", "developer") else ()
+    head = item.messages[:1] if item.messages[0]["role"] in SYSTEM_ROLES else ()
     turns = item.messages[len(head) :]
     for start in (i for i, m in enumerate(turns) if m["role"] == "user" and i > 0):
         shorter = renderer.render_turns(item.example, head + turns[start:], item.answers)
@@ -269,7 +271,8 @@ def _notices(
         notices.append(message)
     if found.system != "kept":
         notices.append(
-            f"the chat template's system turn is {found.system}: rows with one are dropped"
+            f"the chat template's system turn is {found.system}: its text is put before the first "
+            "question, in training, scoring and generation"
         )
     if found.dated:
         notices.append(

@@ -46,6 +46,7 @@ def render_rows(encoded: EncodedExample, tokenizer: PreTrainedTokenizerBase) -> 
     ]
     flags += [f"prompt cut by {encoded.prompt_cut} tokens"] if encoded.prompt_cut else []
     flags += ["boundary moved left of the prompt's end"] if encoded.boundary_merged else []
+    flags += ["system text put before the first question"] if encoded.system_merged else []
     lines += [Text(f"  {flag}", "yellow") for flag in flags]
     return Group(*lines, Text())
 
@@ -70,9 +71,10 @@ def render_report(report: DataReport) -> RenderableType:
             tokens = f" ({found['tokens']} tokens)" if "tokens" in found else ""
             count = f"{found['count']}{tokens}"
             table.add_row(f"{heading}: {name}", count, " ".join(found["rows"][:3]))
-    merged = report.boundary_merged
-    if merged["count"]:
-        table.add_row("boundary merge", str(merged["count"]), " ".join(merged["rows"][:3]))
+    merges = (("boundary merge", report.boundary_merged), ("system merge", report.system_merged))
+    for name, found in merges:
+        if found["count"]:
+            table.add_row(name, str(found["count"]), " ".join(found["rows"][:3]))
     lines: list[RenderableType] = [table]
     for name, numbers in report.lengths.items():
         if isinstance(numbers, dict):

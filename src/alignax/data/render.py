@@ -14,6 +14,8 @@ from alignax.data.chat import ChatTemplate, lost_answer, lost_pieces
 from alignax.data.formats.turns import RowProblem
 from alignax.records import Example, Message, Text
 
+SYSTEM_ROLES = ("system", "developer")
+
 
 @dataclass(frozen=True)
 class Rendered:
@@ -25,6 +27,7 @@ class Rendered:
         fulls: Prompt + answer, one for each answer.
         messages: The prompt's turns, system turn included; empty for plain text.
         answers: The answers as they were rendered.
+        system_merged: The template takes no system turn; its text opens the first user turn.
     """
 
     example: Example
@@ -32,6 +35,7 @@ class Rendered:
     fulls: tuple[str, ...]
     messages: tuple[Message, ...] = ()
     answers: tuple[Text, ...] = ()
+    system_merged: bool = False
 
     @property
     def chat(self) -> bool:
@@ -53,6 +57,7 @@ class Renderer:
         *,
         mode: str,
         system: str | None,
+        merge_system: bool,
         keep_whitespace_pairs: bool,
         stop_texts: Sequence[str],
         tail: str,
@@ -64,6 +69,8 @@ class Renderer:
             template: Renders chat turns.
             mode: ``data.render``: auto, chat or text.
             system: System turn for conversations that have none.
+            merge_system: The template takes no system turn: put its text before the first
+                question.
             keep_whitespace_pairs: Keep pairs that differ in white space only.
             stop_texts: Spellings of the stop tokens.
             tail: White space that the template writes after an answer and no stop token follows.
@@ -72,6 +79,7 @@ class Renderer:
         self.template = template
         self.mode = mode
         self.system = system
+        self.merge_system = merge_system
         self.keep_whitespace_pairs = keep_whitespace_pairs
         self.stop_texts = tuple(stop_texts)
         self.tail = tail
@@ -108,22 +116,38 @@ class Renderer:
             RowProblem: The template refuses or loses something.
         """
         tools = example.tools
-        prompt = self.template.render(messages, tools, generation=True)
+        asked = self.for_template(messages)
+        prompt = self.template.render(asked, tools, generation=True)
         fulls = []
         for answer in answers:
             turns = [{**m, "content": self._bare(m["content"])} for m in answer]  # type: ignore[union-attr]
-            full = self.template.render([*messages, *turns], tools)
+            full = self.template.render([*asked, *turns], tools)
             self._require_shown(full, messages, turns, example)
             fulls.append(full.removesuffix(self.tail))
-        rendered = Rendered(example, prompt, tuple(fulls), messages, tuple(answers))
+        rendered = Rendered(
+            example, prompt, tuple(fulls), messages, tuple(answers), asked is not messages
+        )
         self._require_same_prompt(rendered)
         return _encodable(rendered)
 
     def with_system(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Put the settings' system turn in front, unless there is one."""
-        if not self.system or messages[0]["role"] in ("system", "developer"):
+        if not self.system or messages[0]["role"] in SYSTEM_ROLES:
             return messages
         return ({"role": "system", "content": self.system}, *messages)
+
+    def for_template(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Merge leading system turns into the first user turn where the template takes none.
+
+        Returns the very turns that were given if nothing was merged.
+        """
+        count = next((i for i, m in enumerate(messages) if m["role"] not in SYSTEM_ROLES), 0)
+        first = next((i for i, m in enumerate(messages) if m["role"] == "user"), None)
+        if not self.merge_system or not count or first is None:
+            return messages
+        texts = [m["content"] for m in (*messages[:count], messages[first])]
+        asked = {**messages[first], "content": "\n\n".join(texts)}
+        return (*messages[count:first], asked, *messages[first + 1 :])
 
     def _require_shown(
         self, full: str, messages: Sequence[Message], turns: Sequence[Message], example: Example

@@ -57,6 +57,7 @@ class TableWriter:
             "answer_cut": encoded.answer_cut[: self._answers],
             "prompt_cut": encoded.prompt_cut,
             "merged": encoded.boundary_merged,
+            "system_merged": encoded.system_merged,
             "source_index": index,
             "plain": plain,
         }
@@ -77,6 +78,7 @@ class TableWriter:
             "answer_cut": np.array(columns.get("answer_cut", []), np.int32).reshape(-1, answers),
             "prompt_cut": np.array(columns.get("prompt_cut", []), np.int32),
             "merged": np.array(columns.get("merged", []), bool),
+            "system_merged": np.array(columns.get("system_merged", []), bool),
             "source_index": np.array(columns.get("source_index", []), np.int64),
             "plain": np.array(columns.get("plain", []), bool),
         }
