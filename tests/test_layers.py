@@ -6,9 +6,10 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "alignax"
 
-BASE = {"records", "errors", "shapes", "recipe", "__version__"}
+BASE = {"records", "errors", "shapes", "recipe", "files", "__version__"}
 MAY_IMPORT = {
     "records": set(), "errors": set(), "shapes": set(), "recipe": {"errors"},
+    "files": {"errors"},
     "data": BASE, "models": BASE, "losses": BASE, "metrics": BASE,
     "train": BASE | {"models", "losses", "metrics"},
     "generate": BASE | {"models"},

@@ -10,6 +10,7 @@ Settings in a recipe file have the names of the flags; flags win over the file.
 """
 
 import argparse
+from collections.abc import Sequence
 
 from alignax.cli.options import Parser, add_settings, require, settings_of
 
@@ -19,11 +20,11 @@ SECTIONS = (
 )  # fmt: skip
 
 
-def add_arguments(parser: Parser) -> None:
-    """Add the flags of this verb."""
+def add_arguments(parser: Parser, sections: Sequence[str] = SECTIONS) -> None:
+    """Add the flags of a training verb: those that all share, and its own sections."""
     parser.add_argument("--recipe", metavar="FILE", help="YAML file with settings")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    add_settings(parser, *SECTIONS)
+    add_settings(parser, *sections)
 
 
 def main(arguments: argparse.Namespace) -> int:

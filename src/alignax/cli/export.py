@@ -11,8 +11,9 @@ checkpoint. Nothing is called done before the written files were loaded and comp
 import argparse
 
 from alignax.cli.options import Parser, add_settings, settings_of
-from alignax.cli.run_folder import RunFolder, read_json
+from alignax.cli.run_folder import RunFolder
 from alignax.errors import UsageError
+from alignax.files import read_json
 
 
 def add_arguments(parser: Parser) -> None:

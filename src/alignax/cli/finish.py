@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trained run → samples, checked export, summary and report."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from flax import nnx
 
 from alignax.cli import terminal
 from alignax.cli.loading import Policy, build_encoder, load_policy
-from alignax.cli.run_folder import RunFolder, read_json, to_json, write_text
+from alignax.cli.run_folder import RunFolder
 from alignax.cli.setup import Setup, take_apart
 from alignax.cli.training import model_with, run
 from alignax.data.encode import Encoder
@@ -21,6 +20,7 @@ from alignax.export.card import RunFacts
 from alignax.export.huggingface import write_merged
 from alignax.export.peft import write_adapter
 from alignax.export.verify import verify_adapter, verify_merged
+from alignax.files import read_json, write_json, write_lines, write_text
 from alignax.generate.sampler import Sampler
 from alignax.models.decoder import Decoder
 from alignax.recipe import Recipe
@@ -84,15 +84,11 @@ def build_sample(setup: Setup, probes: Probes) -> Callable[[Any, int], None]:
             temperature=settings.temperature,
             seed=setup.recipe.train.seed,
         )
-        lines = [
-            json.dumps(
-                {"prompt": text, "text": answer.text, "finish_reason": answer.finish_reason},
-                ensure_ascii=False,
-            )
+        records = [
+            {"prompt": text, "text": answer.text, "finish_reason": answer.finish_reason}
             for text, answer in zip(probes.texts, answers, strict=True)
         ]
-        file = setup.folder.samples / f"step_{step:06d}.jsonl"
-        write_text(file, "\n".join(lines) + "\n")
+        write_lines(setup.folder.samples / f"step_{step:06d}.jsonl", records)
 
     return sample
 
@@ -121,7 +117,7 @@ def execute(setup: Setup) -> dict[str, Any]:
         setup.recipe,
         summary,
     )
-    write_text(setup.folder.summary_file, to_json(summary))
+    write_json(setup.folder.summary_file, summary)
     write_report(setup.folder)
     return summary
 
@@ -226,7 +222,7 @@ def record_exports(
     """Replace what the summary says about the forms that were written."""
     kinds = {entry["kind"] for entry in written}
     kept = [entry for entry in summary["exports"] if entry["kind"] not in kinds]
-    write_text(folder.summary_file, to_json(summary | {"exports": kept + written}))
+    write_json(folder.summary_file, summary | {"exports": kept + written})
 
 
 def write_report(folder: RunFolder) -> None:

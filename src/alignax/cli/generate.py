@@ -10,12 +10,12 @@ lines. The prompt ends exactly where training's boundary lies.
 
 import argparse
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from alignax.cli.options import Parser, add_settings, require, settings_of
 from alignax.errors import DataError, RunError, UsageError
+from alignax.files import write_lines
 
 PROMPT_SETTINGS = (
     "data.chat_template", "data.stop_token", "data.add_bos", "data.system", "data.render",
@@ -141,15 +141,3 @@ def main(arguments: argparse.Namespace) -> int:
     else:
         terminal.show_answers(records)
     return 0
-
-
-def write_lines(target: Path, records: Iterable[Any]) -> None:
-    """Write JSON lines to a file, whole or not at all."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.tmp")
-        with partial.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
-        partial.replace(target)
-    except OSError as error:
-        raise RunError(f"cannot write {target}: {error.strerror}") from error

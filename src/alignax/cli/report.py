@@ -8,7 +8,8 @@ import argparse
 from dataclasses import asdict
 
 from alignax.cli.options import Parser
-from alignax.cli.run_folder import RunFolder, write_text
+from alignax.cli.run_folder import RunFolder
+from alignax.files import write_text
 
 
 def add_arguments(parser: Parser) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from alignax.errors import RunError
+from alignax.files import read_json, read_lines, write_json, write_text
 from alignax.recipe import Recipe, build_recipe, dump_recipe, flatten
 
 IRRELEVANT_TO_RESUME = (
@@ -85,8 +86,8 @@ class RunFolder:
         """Create the folder and write what identifies the run; the recipe last makes it one."""
         try:
             self.samples.mkdir(parents=True, exist_ok=True)
-            write_text(self.fingerprints_file, to_json(fingerprints))
-            write_text(self.data_report_file, to_json(reports))
+            write_json(self.fingerprints_file, fingerprints)
+            write_json(self.data_report_file, reports)
             write_text(self.recipe_file, dump_recipe(recipe))
         except (OSError, RunError) as error:
             self._remove_what_create_wrote()
@@ -113,11 +114,7 @@ class RunFolder:
     def evaluations(self, *, up_to: int) -> dict[int, dict[str, float]]:
         """Read held-out metrics from ``metrics.jsonl``: step → values."""
         found = {}
-        for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:  # the last line of a killed run may be cut
-                continue
+        for record in read_lines(self.path / "metrics.jsonl"):
             if record.pop("kind") == "eval" and record["step"] <= up_to:
                 found[record.pop("step")] = record
         return found
@@ -157,40 +154,3 @@ def settings_that_matter(recipe: Recipe) -> dict[str, Any]:
 def digest(value: Any) -> str:
     """Hash a JSON value (16 hex digits)."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def to_json(value: Any) -> str:
-    """Write JSON for a file that people read."""
-    return json.dumps(value, indent=1, ensure_ascii=False)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically.
-
-    Raises:
-        RunError: The disk refused it; an earlier file is untouched.
-    """
-    partial = path.with_name(f".{path.name}.tmp")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise RunError(
-            f"cannot write {path}: {error.strerror or error}", hint="free disk space and repeat"
-        ) from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a run folder.
-
-    Raises:
-        RunError: The file is missing or damaged.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise RunError(f"{path} is not JSON: {error}") from error

@@ -12,9 +12,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from alignax.cli.generate import write_lines
 from alignax.cli.options import Parser, add_settings, require, settings_of
 from alignax.errors import RunError
+from alignax.files import write_lines
 
 ROW_SETTINGS = (
     "data.path", "data.format", "data.split", "data.max_rows", "data.max_length", "data.overlong",

@@ -10,8 +10,8 @@ DPO on top of the adapter compares with base + SFT adapter, as it should.
 
 import argparse
 
-from alignax.cli.dpo import train
-from alignax.cli.options import Parser, add_settings
+from alignax.cli import dpo
+from alignax.cli.options import Parser
 
 SECTIONS = (
     "output", "model.", "data.", "lora.", "loss.type", "optimizer.", "train.", "mesh.", "sample.",
@@ -21,11 +21,9 @@ SECTIONS = (
 
 def add_arguments(parser: Parser) -> None:
     """Add the flags of this verb."""
-    parser.add_argument("--recipe", metavar="FILE", help="YAML file with settings")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    add_settings(parser, *SECTIONS)
+    dpo.add_arguments(parser, SECTIONS)
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run SFT."""
-    return train(arguments, method="sft")
+    return dpo.train(arguments, method="sft")

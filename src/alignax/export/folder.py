@@ -8,7 +8,6 @@ take its place; any other folder is left alone.
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from alignax.errors import RunError
+from alignax.files import read_json, write_json
 
 MANIFEST = "alignax.json"
 SPARE_BYTES = 32 * 2**20
@@ -105,12 +105,6 @@ def in_megabytes(count: int) -> str:
     return f"{count / 1e6:,.0f} MB"
 
 
-def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object."""
-    text = json.dumps(content, indent=2, ensure_ascii=False)
-    file.write_text(f"{text}\n", encoding="utf-8")
-
-
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
     """Write the manifest, with size and SHA-256 of every other file of the folder."""
     files = {
@@ -128,15 +122,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         RunError: It is damaged.
     """
     file = folder / MANIFEST
-    if not file.exists():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {file}: {error}") from error
-    if not isinstance(content, dict):
-        raise RunError(f"{file} must hold a JSON object, got {type(content).__name__}")
-    return content
+    return read_json(file) if file.exists() else {}
 
 
 def damaged_files(folder: Path) -> list[str]:
@@ -153,9 +139,7 @@ def damaged_files(folder: Path) -> list[str]:
 
 def amend_manifest(folder: Path, **entries: Any) -> None:
     """Add entries to the manifest of a finished export."""
-    partial = folder / f".{MANIFEST}.partial"
-    write_json(partial, read_manifest(folder) | entries)
-    partial.replace(folder / MANIFEST)
+    write_json(folder / MANIFEST, read_manifest(folder) | entries)
 
 
 def set_aside(target: Path) -> Path:

@@ -18,9 +18,10 @@ from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
 from alignax.export.card import RunFacts, model_card
-from alignax.export.folder import new_folder, write_json, write_manifest
+from alignax.export.folder import new_folder, write_manifest
 from alignax.export.peft import require_finite, tensors_hash
 from alignax.export.tokenizer import save_tokenizer
+from alignax.files import write_json
 from alignax.models.decoder import Decoder
 from alignax.models.lora import merged
 from alignax.models.weights import LoadedModel, export_tensors

@@ -21,8 +21,9 @@ from transformers import PreTrainedTokenizerBase
 
 from alignax.errors import ModelError
 from alignax.export.card import RunFacts, model_card
-from alignax.export.folder import new_folder, read_manifest, write_json, write_manifest
+from alignax.export.folder import new_folder, read_manifest, write_manifest
 from alignax.export.tokenizer import save_tokenizer
+from alignax.files import write_json
 from alignax.models.decoder import Decoder
 from alignax.models.lora import BLOCKS, LoraSpec, adapter_to_peft
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from alignax.errors import RunError
-from alignax.export.folder import write_json
+from alignax.files import write_json
 from alignax.models.tokenizer import load_tokenizer
 
 PROBES = (

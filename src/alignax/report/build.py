@@ -5,7 +5,6 @@ Only ``recipe.yaml`` must be there: a run that was killed, or that is still goin
 of what it has written so far.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import yaml
 
 from alignax.errors import RunError
+from alignax.files import read_json, read_lines
 from alignax.metrics.drift import KL_BAND, kl_band
 from alignax.records import RunReport
 from alignax.report.verdict import Finding, judge
@@ -34,14 +34,14 @@ def build_report(run_dir: str | Path) -> RunReport:
     if not (folder / "recipe.yaml").is_file():
         raise RunError(f"{folder} is not a run folder (no recipe.yaml)")
     settings = _read_yaml(folder / "recipe.yaml")
-    summary = _read_json(folder / "summary.json")
-    metrics = _read_lines(folder / "metrics.jsonl")
+    summary = _optional(folder / "summary.json")
+    metrics = read_lines(folder / "metrics.jsonl")
     evaluations = [_without_kind(line) for line in metrics if line.get("kind") == "eval"]
     training = [_without_kind(line) for line in metrics if line.get("kind") == "train"]
     finding = _finding(settings, summary, evaluations, training)
     verdict = judge(finding)
-    data_report = _read_json(folder / "data_report.json")
-    fingerprints = _read_json(folder / "fingerprints.json")
+    data_report = _optional(folder / "data_report.json")
+    fingerprints = _optional(folder / "fingerprints.json")
     return RunReport(
         title=_title(settings),
         verdict=verdict.text,
@@ -54,7 +54,7 @@ def build_report(run_dir: str | Path) -> RunReport:
         evaluations=evaluations,
         samples=_samples(folder / "samples", summary.get("best_step")),
         data_report=data_report,
-        events=_read_lines(folder / "events.jsonl"),
+        events=read_lines(folder / "events.jsonl"),
         settings=settings,
         fingerprints=fingerprints,
         exports=list(summary.get("exports") or []),
@@ -72,34 +72,9 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     return tree
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _optional(file: Path) -> dict[str, Any]:
     """Read a JSON object; an absent file is an empty one."""
-    if not file.exists():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {file}: {error}") from error
-    if not isinstance(value, dict):
-        raise RunError(f"{file} does not hold an object, but {type(value).__name__}")
-    return value
-
-
-def _read_lines(file: Path) -> list[dict[str, Any]]:
-    """Read JSON lines; a last line that a kill cut short is left out."""
-    if not file.exists():
-        return []
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    records = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            if number < len(lines):
-                raise RunError(f"{file}:{number} is not JSON: {error}") from error
-    return [record for record in records if isinstance(record, dict)]
+    return read_json(file) if file.exists() else {}
 
 
 def _without_kind(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,7 +228,7 @@ def _samples(folder: Path, best_step: int | None) -> list[dict[str, Any]]:
         return []
     best = folder / f"step_{best_step or 0:06d}.jsonl"
     later = best if best_step and best in files else files[-1]
-    first, last = _read_lines(files[0]), _read_lines(later)
+    first, last = read_lines(files[0]), read_lines(later)
     after = {sample.get("prompt"): sample for sample in last} if later != files[0] else {}
     return [
         {

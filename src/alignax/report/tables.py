@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from alignax.recipe import Recipe, known_keys
+from alignax.recipe import Recipe, flatten, known_keys
 from alignax.records import RunReport
 
 EVALUATION_COLUMNS = (
@@ -116,9 +116,9 @@ def dropped(reasons: Any) -> str:
 def settings(tree: Mapping[str, Any]) -> tuple[str, str]:
     """Show settings that differ from the defaults, and all of them."""
     fields = known_keys()
-    defaults = dict(flatten(Recipe.model_validate({}).model_dump(mode="json")))
+    defaults = flatten(Recipe.model_validate({}).model_dump(mode="json"))
     changed, everything = [], []
-    for key, value in flatten(tree):
+    for key, value in flatten(tree).items():
         default, known = defaults.get(key), key in fields
         meaning = escape(str(fields[key].description)) if known else ""
         differs = not known or value != default
@@ -137,20 +137,11 @@ def setting(value: Any) -> str:
     return text(", ".join(map(str, value)) if isinstance(value, list) else value)
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """List nested settings by dotted key."""
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def fingerprints(marks: Mapping[str, Any]) -> str:
     """Show hashes and versions; settings have their own table."""
     rows = [
         ("", [words(key), f'<span class="mono">{text(value)}</span>'])
-        for key, value in flatten({k: v for k, v in marks.items() if k != "settings"})
+        for key, value in flatten({k: v for k, v in marks.items() if k != "settings"}).items()
     ]
     return table(["", "value"], rows)
 

@@ -7,7 +7,6 @@ written last, commits the step: without a manifest that fits, the step does not 
 """
 
 import hashlib
-import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from alignax.errors import RunError
+from alignax.files import read_json, write_json
 
 HIGHER_IS_BETTER = {"loss": False, "accuracy": True, "margin": True, "perplexity": False}
 
@@ -96,14 +96,14 @@ class Checkpoints:
             self.manager.wait_until_finished()
             write_json(self.manifests / f"{step}.json", file_hashes(self.folder / str(step)))
             write_json(self.folder / "index.json", self.index())
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else disk_refusal(error)
-            if reason is None and not isinstance(error, OSError):
+        except (OSError, ValueError, RunError) as error:
+            reason = refusal(error)
+            if reason is None:
                 raise
             # What is half written holds the space that a full disk lacks.
             discard_torn(self.folder, self.manifests)
             raise RunError(
-                f"cannot save step {step} in {self.folder}: {reason or error}; "
+                f"cannot save step {step} in {self.folder}: {reason}; "
                 f"saved before: {', '.join(map(str, saved)) or 'nothing'}",
                 hint="free disk space and go on with --train.resume",
             ) from error
@@ -177,8 +177,12 @@ class Checkpoints:
             )
 
 
-def disk_refusal(error: ValueError) -> str | None:
-    """Read the operating system's reason out of an error of the array writer; None for others."""
+def refusal(error: OSError | ValueError | RunError) -> str | None:
+    """Read the disk's reason out of what was raised, the array writer's errors too; else None."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, RunError):
+        return error.message
     found = re.search(r"([^:]+) \[os_error_code='?\d+", str(error))
     return found[1].strip() if found else None
 
@@ -198,16 +202,9 @@ def discard_torn(folder: Path, manifests: Path) -> list[str]:
 def is_whole(folder: Path, manifest: Path) -> bool:
     """Tell whether a step folder is as its manifest says."""
     try:
-        return json.loads(manifest.read_text()) == file_hashes(folder)
-    except (OSError, ValueError):
+        return read_json(manifest) == file_hashes(folder)
+    except (OSError, RunError):
         return False
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON atomically."""
-    partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps(content, indent=1))
-    partial.replace(path)
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
