@@ -50,8 +50,20 @@ def test_settings_that_may_change_on_resume():
     one = load_recipe(None, {"output": "a", "train.resume": False, "export.merged": True})
     two = load_recipe(None, {"output": "b", "train.resume": True, "export.merged": False})
     assert settings_that_matter(one) == settings_that_matter(two)
+    moved = load_recipe(None, {"output": "a", "data": "elsewhere.jsonl", "model": "elsewhere"})
+    assert settings_that_matter(one) == settings_that_matter(moved)
     three = load_recipe(None, {"optimizer.learning_rate": 1e-4})
     assert settings_that_matter(one) != settings_that_matter(three)
+
+
+def test_a_continued_run_remembers_where_its_files_are_now(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.create(load_recipe(None, {"data": "old.jsonl", "output": "run"}), marks(), {})
+    again = load_recipe(None, {"data": "new.jsonl", "output": "run", "train.resume": True})
+    assert folder.rewrite_recipe(again) == ["data.path: 'old.jsonl' → 'new.jsonl'"]
+    assert folder.recipe().data.path == "new.jsonl"
+    assert not folder.recipe().train.resume
+    assert folder.rewrite_recipe(again) == []
 
 
 def test_missing_run(tmp_path):

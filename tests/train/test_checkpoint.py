@@ -68,6 +68,22 @@ def test_torn_saves_are_ignored_named_once_and_replaced(tmp_path):
     np.testing.assert_array_equal(opened(tmp_path).restore(10, state(0))["w"], state(99)["w"])
 
 
+def test_readers_change_nothing_and_see_whole_steps_only(tmp_path):
+    checkpoints = opened(tmp_path)
+    checkpoints.save(8, state(8), {"metrics": {"loss": 0.5}})
+    checkpoints.save(10, state(10), {"metrics": {"loss": 0.1}})
+    # A save that is going on: its folder is there, its manifest is not; another has not its name.
+    (tmp_path / "manifests" / "10.json").unlink()
+    (tmp_path / "12.orbax-checkpoint-tmp").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    reader = opened(tmp_path, reading=True)
+    assert (reader.steps, reader.best_step, reader.discarded) == ([8], 8, [])
+    np.testing.assert_array_equal(reader.restore(8, state(0))["w"], state(8)["w"])
+    assert sorted(tmp_path.rglob("*")) == before
+    assert opened(tmp_path / "absent", reading=True).steps == []
+    assert not (tmp_path / "absent").exists()
+
+
 def test_restore_lists_every_leaf_that_does_not_fit(tmp_path):
     checkpoints = opened(tmp_path)
     checkpoints.save(1, state(1), {})

@@ -12,6 +12,7 @@ from flax import nnx
 from alignax.cli import terminal
 from alignax.cli.loading import Policy, build_encoder, load_policy
 from alignax.cli.run_folder import RunFolder
+from alignax.cli.run_lock import writing
 from alignax.cli.setup import Setup, take_apart
 from alignax.cli.training import model_with, run
 from alignax.data.encode import Encoder
@@ -99,6 +100,14 @@ def execute(setup: Setup) -> dict[str, Any]:
     Returns:
         The summary, as in ``summary.json``.
     """
+    with writing(setup.folder.path):
+        # Looked at again: another process may have begun here while this one was loading.
+        setup.folder.require_usable(resume=setup.recipe.train.resume)
+        return train_and_export(setup)
+
+
+def train_and_export(setup: Setup) -> dict[str, Any]:
+    """Train, export the best checkpoint, and write summary and report."""
     probes = probe_prompts(setup)
     result, checkpoints, seconds = run(setup, build_sample(setup, probes))
     if result.signal_number is not None:
@@ -258,7 +267,10 @@ def show_summary(folder: RunFolder) -> None:
 
 
 def checkpoints_of(folder: RunFolder, recipe: Recipe) -> Checkpoints:
-    """Open a run's checkpoints."""
+    """Open a run's checkpoints for reading; the run may still be training."""
     return Checkpoints(
-        folder.checkpoints, keep=recipe.train.keep, best_metric=recipe.train.best_metric
+        folder.checkpoints,
+        keep=recipe.train.keep,
+        best_metric=recipe.train.best_metric,
+        reading=True,
     )

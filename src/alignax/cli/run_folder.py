@@ -10,14 +10,20 @@ from typing import Any
 
 import yaml
 
+from alignax.cli.run_lock import LOCK_FILES
 from alignax.errors import RunError
 from alignax.files import read_json, read_lines, write_json, write_text
 from alignax.recipe import Recipe, build_recipe, dump_recipe, flatten
 
 IRRELEVANT_TO_RESUME = (
     "output", "train.resume", "train.keep", "train.log_steps", "export.", "data.cache", "mesh.",
+    "data.path", "data.eval_path", "data.chat_template", "model.path", "model.adapter",
 )  # fmt: skip
-"""Settings that may change between a run and its continuation (another machine, for example)."""
+"""Settings that may change between a run and its continuation (another machine, for example).
+
+Rows, template and weights are known by their content, which the fingerprints hold, wherever the
+files lie.
+"""
 
 
 class RunFolder:
@@ -47,6 +53,13 @@ class RunFolder:
             raise RunError(f"{self.path} {state}", hint="name the --output folder of a run")
         return self
 
+    def require_usable(self, *, resume: bool) -> None:
+        """Refuse a folder in which no run can be begun, or (``resume``) continued."""
+        if resume:
+            self.require_run().require_unfinished()
+        else:
+            self.require_free()
+
     def require_unfinished(self) -> None:
         """Refuse to continue a run that came to its end.
 
@@ -72,8 +85,9 @@ class RunFolder:
                 f"{self.path} already holds a run; nothing was written",
                 hint="--train.resume continues it; another --output starts anew",
             )
-        if self.path.exists() and any(self.path.iterdir()):
-            names = sorted(p.name for p in self.path.iterdir())[:3]
+        names = sorted(p.name for p in self.path.iterdir()) if self.path.exists() else []
+        names = [name for name in names if name not in LOCK_FILES][:3]
+        if names:
             raise RunError(
                 f"{self.path} is not empty ({', '.join(names)}, …) and holds no run; "
                 "nothing was written",
@@ -101,6 +115,21 @@ class RunFolder:
         for folder in (self.samples, self.path):
             with contextlib.suppress(OSError):  # absent, or the user's own and not empty
                 folder.rmdir()
+
+    def rewrite_recipe(self, recipe: Recipe) -> list[str]:
+        """Store the settings with which a run is continued, so that later verbs find its files.
+
+        Returns:
+            What changed, a line each.
+        """
+        recipe = recipe.model_copy(
+            update={"train": recipe.train.model_copy(update={"resume": False})}
+        )
+        old, new = (flatten(r.model_dump(mode="json")) for r in (self.recipe(), recipe))
+        changed = [f"{k}: {old[k]!r} → {new[k]!r}" for k in new if old[k] != new[k]]
+        if changed:
+            write_text(self.recipe_file, dump_recipe(recipe))
+        return changed
 
     def recipe(self) -> Recipe:
         """Read the resolved recipe of the run."""

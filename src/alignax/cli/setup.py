@@ -15,6 +15,7 @@ from alignax.cli.loading import (
     load_train_and_eval,
 )
 from alignax.cli.run_folder import RunFolder, digest, settings_that_matter
+from alignax.cli.run_lock import require_idle
 from alignax.data.dataset import EncodedDataset
 from alignax.data.encode import Encoder
 from alignax.data.pipeline import step_batches
@@ -65,10 +66,8 @@ class Setup:
 def prepare(recipe: Recipe) -> Setup:
     """Load, check and lay out everything; nothing is written yet."""
     folder = RunFolder(recipe.output)
-    if recipe.train.resume:
-        folder.require_run().require_unfinished()
-    else:
-        folder.require_free()
+    require_idle(folder.path)
+    folder.require_usable(resume=recipe.train.resume)
     kind = "pair" if recipe.method == "dpo" else "sft"
     objective = build_objective(recipe)
     policy = load_policy(recipe.model, lora=recipe.lora, mesh=recipe.mesh, seed=recipe.train.seed)

@@ -180,8 +180,10 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
     """Train: from step 0, or from the newest whole checkpoint of the folder."""
     recipe, folder, network = setup.recipe, setup.folder, setup.network
     marks = fingerprints(setup)
+    changed: list[str] = []
     if recipe.train.resume:
         folder.require_same(marks)
+        changed = folder.rewrite_recipe(recipe)
     table = reference_table(setup)
     schedule = build_schedule(recipe.optimizer, setup.plan.steps)
     optimizer = build_optimizer(recipe.optimizer, schedule)
@@ -223,7 +225,7 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
     )
     started = time.monotonic()
     try:
-        announce(hooks, start_step, checkpoints, recipe)
+        announce(hooks, start_step, checkpoints, recipe, changed)
         if start_step == 0:
             look_before(parts, state, hooks, evaluations)
         result = fit(
@@ -268,11 +270,14 @@ def restore(
     return state, setup.folder.evaluations(up_to=step)
 
 
-def announce(hooks: list[Hook], start: int, checkpoints: Checkpoints, recipe: Recipe) -> None:
+def announce(
+    hooks: list[Hook], start: int, checkpoints: Checkpoints, recipe: Recipe, changed: list[str]
+) -> None:
     """Record how the run began."""
     events = [("torn_save", f"ignored and removed: {name}") for name in checkpoints.discarded]
     if recipe.train.resume:
         events.append(("resumed", f"continues after step {start}"))
+        events += [("setting_changed", change) for change in changed]
     for kind, message in events:
         for hook in hooks:
             hook.on_event(start, kind, message)

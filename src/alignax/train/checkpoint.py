@@ -35,17 +35,22 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 class Checkpoints:
     """The checkpoints of one run: the newest ``keep``, and the best by one metric."""
 
-    def __init__(self, folder: Path, *, keep: int, best_metric: str):
-        """Open or create the folder; what a killed save left behind is removed.
+    def __init__(self, folder: Path, *, keep: int, best_metric: str, reading: bool = False):
+        """Open the folder.
+
+        The one process that writes creates it, and removes what a killed save left behind. Readers
+        change nothing: what looks torn to them may be a save that is going on.
 
         Attributes:
             discarded: Names of torn saves that were found and removed.
         """
         self.folder = folder.absolute()
         self.manifests = self.folder / "manifests"
-        self.manifests.mkdir(parents=True, exist_ok=True)
         self.best_metric = best_metric
-        self.discarded = discard_torn(self.folder, self.manifests)
+        self.discarded: list[str] = []
+        if not reading:
+            self.manifests.mkdir(parents=True, exist_ok=True)
+            self.discarded = discard_torn(self.folder, self.manifests)
         best = policies.BestN(
             get_metric_fn=lambda metrics: metrics[best_metric],
             reverse=not HIGHER_IS_BETTER[best_metric],
@@ -60,14 +65,18 @@ class Checkpoints:
                 "record": ocp.JsonCheckpointHandler(),
             },
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=policy, enable_async_checkpointing=False
+                preservation_policy=policy, enable_async_checkpointing=False, create=not reading
             ),
         )
+        self._torn = {s for s in self.manager.all_steps() if reading and not self._is_whole(s)}
 
     @property
     def steps(self) -> list[int]:
         """Committed steps, oldest first."""
-        return sorted(self.manager.all_steps())
+        return sorted(set(self.manager.all_steps()) - self._torn)
+
+    def _is_whole(self, step: int) -> bool:
+        return is_whole(self.folder / str(step), self.manifests / f"{step}.json")
 
     def save(self, step: int, state: Any, record: Mapping[str, Any]) -> None:
         """Save a state with its record (data position, fingerprints, held-out metrics).
