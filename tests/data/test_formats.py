@@ -238,12 +238,25 @@ def test_no_format_fits_names_columns_and_nearest():
         detect("auto", [{"promt": "q", "chosen": "a"}], kind="pair", source="rows.jsonl")
     assert "chosen, promt" in str(caught.value)
     assert "rejected" in str(caught.value)
+    assert "rename 'promt' to 'prompt'?" in str(caught.value)
     with pytest.raises(DataError, match="alignax sft"):
         detect("auto", [GOOD["prompt-response"]], kind="pair", source="rows.jsonl")
     with pytest.raises(UsageError, match="did you mean 'sharegpt'"):
         detect("sharegp", [], kind="pair", source="x")
     with pytest.raises(UsageError, match="one answer a row"):
         detect("alpaca", [], kind="pair", source="x")
+
+
+@pytest.mark.parametrize("side", ["chosen", "rejected"])
+def test_a_misspelt_side_beside_a_question_is_no_known_format(side):
+    row = {"question": "q", "chosen": "a", "rejected": "b"}
+    row[side + "_"] = row.pop(side)
+    with pytest.raises(DataError, match="no known format") as caught:
+        detect("auto", [row], kind="pair", source="rows.jsonl")
+    lines = str(caught.value).splitlines()
+    assert all(column in lines[0] for column in row)
+    assert lines[1].startswith("  - alpaca-pairs wants ")
+    assert f"rename '{side}_' to '{side}'?" in lines[-1]
 
 
 def test_right_columns_with_wrong_values_are_judged_row_by_row():

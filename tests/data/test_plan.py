@@ -93,6 +93,30 @@ def test_rows_are_full(make, count, seed):
     assert scoring_plan(lengths).fill >= 0.95
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("batch_size", [2, 4, 16])
+@pytest.mark.parametrize("limit", [1024, 1500, 4096])
+@pytest.mark.parametrize("packing", [True, False])
+def test_no_micro_batch_holds_more_than_was_named(rows, batch_size, limit, packing):
+    for lengths in (hh_like(200), ultrafeedback_like(120)):
+        plan = plan_epochs(
+            lengths, batch_size=batch_size, microbatch_tokens=limit, rows=rows, packing=packing
+        )
+        assert plan.shape.b * plan.shape.t <= rows * limit
+        scored = scoring_plan(lengths, microbatch_tokens=limit, rows=rows)
+        assert scored.shape.b * scored.shape.t <= rows * limit
+
+
+def test_an_example_that_is_longer_by_itself_sets_the_row_length():
+    lengths = np.concatenate([hh_like(30), [[700, 200, 150]]])
+    for plan in (
+        plan_epochs(lengths, batch_size=4, microbatch_tokens=512),
+        plan_epochs(lengths, batch_size=4, microbatch_tokens=512, packing=False),
+        scoring_plan(lengths, microbatch_tokens=512),
+    ):
+        assert (plan.shape.b, plan.shape.t) == (1, 1152)
+
+
 @pytest.mark.parametrize("count", [1, 7, 40, 240])
 @pytest.mark.parametrize("make", [hh_like, ultrafeedback_like])
 def test_shape_fits_every_row_tightly(make, count):

@@ -10,6 +10,7 @@ from flax import nnx
 from alignax.errors import UsageError
 from alignax.generate import program
 from alignax.generate.sampler import Sampler, batches, bucket
+from alignax.models.cache import extend
 from alignax.models.config import DecoderConfig
 from alignax.models.decoder import random_model
 from alignax.models.layers import LoRAParam
@@ -166,6 +167,21 @@ def test_answers_end_where_positions_end(sampler):
     """A prompt of 250 tokens leaves room for six more in 256 positions."""
     answer = sampler.generate([[1] * 250], max_new_tokens=12)[0]
     assert (len(answer.ids), answer.finish_reason) == (6, "length")
+
+
+def test_an_answer_without_limit_takes_no_more_memory_than_the_positions(sampler):
+    answer = sampler.generate([[1] * 250], max_new_tokens=10**9)[0]
+    assert (len(answer.ids), sampler.room([1] * 250)) == (6, 6)
+
+
+def test_a_cache_refuses_what_it_has_no_room_for():
+    stored = jnp.zeros((1, 4, 2))
+    grown = extend(stored, jnp.ones((1, 2, 2)), 2)
+    assert grown[0, :, 0].tolist() == [0, 0, 1, 1]
+    with pytest.raises(ValueError, match="2 tokens from slot 3 on do not fit into a cache of 4"):
+        extend(stored, jnp.ones((1, 2, 2)), jnp.int32(3))
+    with pytest.raises(ValueError, match="5 tokens do not fit into a cache of 4"):
+        jax.jit(extend)(stored, jnp.ones((1, 5, 2)), 0)
 
 
 def test_buckets_and_batches():

@@ -25,6 +25,7 @@ def main(arguments: argparse.Namespace) -> int:
     recipe = settings_of(arguments, method="dpo")
     require(recipe, "model.path")
     check_sampling(arguments)
+    from alignax.cli import terminal
     from alignax.cli.answering import open_sampler
     from alignax.cli.from_run import with_run_settings
 
@@ -43,8 +44,13 @@ def main(arguments: argparse.Namespace) -> int:
         turns.append({"role": "user", "content": line})
         ids: list[int] = []
         shown = ""
+        prompt = encoder.prompt_ids(turns)
+        if sampler.room(prompt) < 1:
+            terminal.warn("the talk is as long as the model's positions: /reset begins anew")
+            turns.pop()
+            continue
         for token in sampler.stream(
-            encoder.prompt_ids(turns), max_new_tokens=arguments.max_new_tokens,
+            prompt, max_new_tokens=arguments.max_new_tokens,
             temperature=arguments.temperature, top_k=arguments.top_k, top_p=arguments.top_p,
             seed=arguments.seed + len(turns),
         ):  # fmt: skip

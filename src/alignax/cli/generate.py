@@ -121,6 +121,12 @@ def main(arguments: argparse.Namespace) -> int:
         for p in prompts
         for _ in range(arguments.samples)
     ]
+    short = sum(sampler.room(i) < arguments.max_new_tokens for i in ids)
+    if short:
+        terminal.warn(
+            f"{short} of {len(ids)} prompts leave room for fewer than {arguments.max_new_tokens} "
+            "tokens before the model's positions end: their answers may be cut sooner"
+        )
     answers = sampler.generate(
         ids, max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature,
         top_k=arguments.top_k, top_p=arguments.top_p, seed=arguments.seed,

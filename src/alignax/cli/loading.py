@@ -181,6 +181,21 @@ def load_rows(
     )
 
 
+def warn_of_positions(policy: Policy, rows: EncodedDataset | None) -> None:
+    """Say so when rows are longer than the model was made for."""
+    if rows is None or not len(rows):
+        return
+    longest = rows.lengths[:, 0] + rows.lengths[:, 1:].max(1)
+    most = policy.loaded.config.max_positions
+    if longest.max() > most:
+        worst = int(longest.argmax())
+        terminal.warn(
+            f"{int((longest > most).sum())} rows have more tokens than the model's {most} "
+            f"positions (most: {rows.places[worst]} with {longest.max()}), where it was never "
+            f"trained; --data.max_length {most} cuts them"
+        )
+
+
 def load_train_and_eval(
     data: DataSection, encoder: Encoder, *, kind: str
 ) -> tuple[EncodedDataset, EncodedDataset | None, dict[str, Any]]:

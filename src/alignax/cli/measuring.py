@@ -11,6 +11,7 @@ from alignax.cli.loading import (
     load_policy,
     load_rows,
     load_train_and_eval,
+    warn_of_positions,
 )
 from alignax.cli.setup import build_objective
 from alignax.data.dataset import EncodedDataset
@@ -57,6 +58,7 @@ def evaluate_heldout(recipe: Recipe, reference: str | None) -> tuple[dict[str, f
     place, recipe = recipe.model.path, with_run_settings(recipe)
     policy = load_policy(recipe.model, lora=None, mesh=recipe.mesh, seed=0)
     rows = _rows(recipe, policy, run, place)
+    warn_of_positions(policy, rows)
     sides = _sides(recipe, policy, run, reference)
     plan = scoring_plan(
         rows.lengths,

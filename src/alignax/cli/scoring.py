@@ -5,7 +5,7 @@ from typing import Any
 
 from alignax.cli import terminal
 from alignax.cli.from_run import with_run_settings
-from alignax.cli.loading import build_encoder, load_policy, load_rows
+from alignax.cli.loading import build_encoder, load_policy, load_rows, warn_of_positions
 from alignax.data.pipeline import step_batches
 from alignax.data.plan import scoring_plan
 from alignax.models.sharding import place_batch
@@ -26,6 +26,7 @@ def score_file(recipe: Recipe) -> list[dict[str, Any]]:
         index: {"id": d.row_id, "place": d.place, "dropped": d.reason, "detail": d.detail}
         for index, d in report.dropped_rows.items()
     }
+    warn_of_positions(policy, rows)
     if len(rows):
         network, weights = split_model(
             policy.model, trains="adapter", answers=2, compute_dtype=model.dtype, remat="none"

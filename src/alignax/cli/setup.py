@@ -8,11 +8,13 @@ from typing import Any
 import jax
 
 import alignax
+from alignax.cli import terminal
 from alignax.cli.loading import (
     Policy,
     build_encoder,
     load_policy,
     load_train_and_eval,
+    warn_of_positions,
 )
 from alignax.cli.run_folder import RunFolder, digest, settings_that_matter
 from alignax.cli.run_lock import require_idle
@@ -74,6 +76,8 @@ def prepare(recipe: Recipe) -> Setup:
     recipe = with_lora_of(policy, recipe)
     encoder = build_encoder(policy, recipe.data)
     train, held_out, reports = load_train_and_eval(recipe.data, encoder, kind=kind)
+    for rows in (train, held_out):
+        warn_of_positions(policy, rows)
     network, start = take_apart(recipe, policy)
     reference, reference_plan, identity = choose_reference(recipe, policy, start, objective)
     plan = plan_epochs(
@@ -87,10 +91,22 @@ def prepare(recipe: Recipe) -> Setup:
         rows=recipe.mesh.data * recipe.mesh.fsdp,
         packing=recipe.train.packing,
     )
+    warn_of_long_rows(recipe, plan)
     return Setup(
         recipe, folder, policy, encoder, train, held_out, reports, objective, network, start,
         reference, reference_plan, identity, plan,
     )  # fmt: skip
+
+
+def warn_of_long_rows(recipe: Recipe, plan: Plan) -> None:
+    """Say so when micro-batches hold more than ``train.microbatch_tokens``."""
+    tokens = plan.shape.b * plan.shape.t // (recipe.mesh.data * recipe.mesh.fsdp)
+    if tokens > recipe.train.microbatch_tokens:
+        cause = "train.accumulate" if recipe.train.accumulate else "the longest example alone"
+        terminal.warn(
+            f"a micro-batch holds {tokens} tokens, train.microbatch_tokens is "
+            f"{recipe.train.microbatch_tokens}: {cause} asks for it"
+        )
 
 
 def with_lora_of(policy: Policy, recipe: Recipe) -> Recipe:

@@ -96,9 +96,10 @@ def plan_epochs(
         epochs: Passes over the examples (or give ``steps``).
         steps: Steps of the run.
         seed: Seed of the order; None keeps the order of the dealing.
-        microbatches: Micro-batches a step; None: the number that comes nearest to
-            ``microbatch_tokens``, or up to half as many again where that leaves less padding.
-        microbatch_tokens: Wanted tokens of a micro-batch on one device.
+        microbatches: Micro-batches a step; None: as few as ``microbatch_tokens`` allows, or up to
+            half as many again where that leaves less padding.
+        microbatch_tokens: Most tokens of a micro-batch on one device. Only an example that is
+            longer by itself, or a given number of micro-batches, goes beyond it.
         rows: Rows of a micro-batch, one or more for each device that splits the batch.
         packing: False puts every example into a row of its own.
 
@@ -115,16 +116,12 @@ def plan_epochs(
         deal(sizes, per_epoch, None if seed is None else (seed, epoch))
         for epoch in range(math.ceil(total / per_epoch))
     ]
+    each = min(batch_size, count)
     if packing:
-        candidates = _microbatch_choices(sizes, per_epoch, microbatches, microbatch_tokens, rows)
+        layouts, g, t = _packed(dealt, sizes, each, microbatches, microbatch_tokens, rows)
     else:
-        each = min(batch_size, count)
         micro, rows = _single_rows(each, int(sizes.max()), microbatches, microbatch_tokens, rows)
-        candidates = [micro]
-    layouts, g, t = min(
-        (_layout(dealt, sizes, g, rows) for g in candidates),
-        key=lambda layout: (layout[1] * layout[2], layout[1]),
-    )
+        layouts, g, t = _layout(dealt, sizes, micro, rows)
     shape = _shape(layouts, lengths, g, rows, t)
     return Plan(shape, total, per_epoch, layouts, int(sizes.sum()))
 
@@ -139,21 +136,43 @@ def scoring_plan(lengths: np.ndarray, *, microbatch_tokens: int = 4096, rows: in
         raise DataError("there are no rows to score")
     sizes = lengths.sum(1)
     longest = int(sizes.max())
-    capacity = max(microbatch_tokens, longest) * rows
-    wanted = max(1, math.ceil(sizes.sum() / (capacity * 0.98)))
+    limit = row_limit(longest, microbatch_tokens)
+    wanted = math.ceil(sizes.sum() / (limit * rows * 0.98))
     layouts, g, t = _layout([deal(sizes, wanted, None)], sizes, 1, rows)
+    while t > limit:
+        wanted += math.ceil(wanted / 50)
+        layouts, g, t = _layout([deal(sizes, wanted, None)], sizes, 1, rows)
     shape = _shape(layouts, lengths, g, rows, t)
     return Plan(shape, len(layouts[0]), len(layouts[0]), layouts, int(sizes.sum()))
 
 
-def _microbatch_choices(
-    sizes: np.ndarray, per_epoch: int, given: int | None, microbatch_tokens: int, rows: int
-) -> list[int]:
-    """Numbers of micro-batches to try; the fill decides between them."""
+def row_limit(longest: int, microbatch_tokens: int) -> int:
+    """Longest row that may be laid out: whole tiles, and room for the longest example."""
+    tiles = max(microbatch_tokens // TILE, math.ceil(longest / TILE))
+    return tiles * TILE
+
+
+def _packed(
+    dealt: Sequence[Sequence[Sequence[int]]],
+    sizes: np.ndarray,
+    examples: int,
+    given: int | None,
+    microbatch_tokens: int,
+    rows: int,
+) -> tuple[list[list[list[list[Row]]]], int, int]:
+    """Try numbers of micro-batches whose rows keep to the limit; the fill decides between them."""
     if given is not None:
-        return [given]
-    needed = max(1, round(sizes.sum() / per_epoch / (rows * microbatch_tokens)))
-    return list(range(needed, needed + max(1, needed // 2) + 1))
+        return _layout(dealt, sizes, given, rows)
+    limit = row_limit(int(sizes.max()), microbatch_tokens)
+    fullest = max(int(sizes[hand].sum()) for epoch in dealt for hand in epoch)
+    # With a row for every example the limit holds, so the search ends.
+    for least in range(max(1, math.ceil(fullest / (rows * limit))), examples + 1):
+        choices = range(least, least + max(1, least // 2) + 1)
+        layouts = [_layout(dealt, sizes, g, rows) for g in choices]
+        fitting = [layout for layout in layouts if layout[2] <= limit]
+        if fitting:
+            return min(fitting, key=lambda layout: (layout[1] * layout[2], layout[1]))
+    raise AssertionError("a row of one example is longer than the longest example")
 
 
 def _single_rows(
@@ -161,8 +180,8 @@ def _single_rows(
 ) -> tuple[int, int]:
     """Micro-batches, and rows of each, when every example has a row of its own."""
     row_tokens = math.ceil(longest / TILE) * TILE
-    micro = given or max(1, round(examples * row_tokens / (rows * microbatch_tokens)))
-    micro = micro if given else min(micro, math.ceil(examples / rows))
+    fitting = max(1, microbatch_tokens // row_tokens)
+    micro = given or math.ceil(examples / (rows * fitting))
     return micro, math.ceil(examples / (micro * rows)) * rows
 
 

@@ -81,7 +81,7 @@ class Sampler:
         check_settings(max_new_tokens, temperature, top_k, top_p)
         self._check_prompts(prompts)
         rule = make_rule(temperature, top_k, top_p)
-        plan = Plan(self._graphdef, rule, adapter, round_up(max_new_tokens))
+        plan = Plan(self._graphdef, rule, adapter, self._slots(max_new_tokens))
         answers: dict[int, Generation] = {}
         for rows in batches([len(prompt) for prompt in prompts], self.batch_size):
             request = self._request(prompts, rows, max_new_tokens, temperature, top_p, seed)
@@ -108,13 +108,21 @@ class Sampler:
         check_settings(max_new_tokens, temperature, top_k, top_p)
         self._check_prompts([prompt])
         rule = make_rule(temperature, top_k, top_p)
-        plan = Plan(self._graphdef, rule, adapter, round_up(max_new_tokens))
+        plan = Plan(self._graphdef, rule, adapter, self._slots(max_new_tokens))
         request = self._request([prompt], [0], max_new_tokens, temperature, top_p, seed)
         progress = begin(plan, self._weights, request)
         yield int(progress.last[0])
         while not progress.done[0]:
             progress = advance(plan, self._weights, request, progress)
             yield int(progress.last[0])
+
+    def room(self, prompt: Sequence[int]) -> int:
+        """Most tokens of an answer to a prompt: what its ids leave of the model's positions."""
+        return self._config.max_positions - len(prompt)
+
+    def _slots(self, max_new_tokens: int) -> int:
+        """Cache slots for an answer: all that may come, but no more than there are positions."""
+        return round_up(min(max_new_tokens, self._config.max_positions - 1))
 
     def _check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
         """Refuse prompts that leave nothing to do or no room."""
@@ -125,7 +133,11 @@ class Sampler:
             if not 1 <= len(prompt) <= most
         ]
         if problems:
-            raise UsageError("prompts are empty or too long for the model", problems=problems)
+            raise UsageError(
+                f"prompts are empty or too long for the model's {most + 1} positions",
+                problems=problems,
+                hint="shorten them",
+            )
 
     def _request(
         self, prompts: Sequence[Sequence[int]], rows: list[int], max_new_tokens: int,

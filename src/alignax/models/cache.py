@@ -37,5 +37,16 @@ def init_cache(config: DecoderConfig, batch: int, capacity: int, dtype: Any) -> 
 
 
 def extend(stored: jax.Array, new: jax.Array, start: Any) -> jax.Array:
-    """Write [b, t, …] into [b, c, …] from slot ``start`` on."""
+    """Write [b, t, …] into [b, c, …] from slot ``start`` on.
+
+    Inside a compiled program the start is not known here, and what does not fit would be written
+    over earlier slots: whoever compiles one must allocate enough.
+
+    Raises:
+        ValueError: The tokens do not fit.
+    """
+    slots, known = stored.shape[1], not isinstance(start, jax.core.Tracer)
+    if (int(start) if known else 0) + new.shape[1] > slots:
+        where = f" from slot {int(start)} on" if known else ""
+        raise ValueError(f"{new.shape[1]} tokens{where} do not fit into a cache of {slots} slots")
     return jax.lax.dynamic_update_slice_in_dim(stored, new.astype(stored.dtype), start, axis=1)

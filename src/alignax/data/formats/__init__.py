@@ -128,8 +128,21 @@ def detect(name: str, rows: Sequence[Any], *, kind: str, source: str) -> str:
         problems=[f"{n} wants {fitting[n].example}" for n in _nearest(columns, fitting, kind)],
         hint=f"the rows have one answer each (format {single[0]}): `alignax sft` imitates them"
         if single
-        else "rename the columns, or name the format with --data.format",
+        else _renaming(columns, fitting) or "rename the columns, or name the format",
     )
+
+
+def _renaming(columns: Sequence[str], formats: Mapping[str, Format]) -> str:
+    """Guess which columns are misspelt; empty if none looks like one that a format reads."""
+    known = {column for form in formats.values() for column in form.columns}
+    absent = sorted(known - set(columns))
+    pairs = [
+        f"{column!r} to {near[0]!r}"
+        for column in columns
+        if column not in known
+        and (near := difflib.get_close_matches(column.lower(), absent, 1, 0.75))
+    ]
+    return f"rename {', '.join(pairs)}?" if pairs else ""
 
 
 def _nearest(columns: Sequence[str], formats: Mapping[str, Format], kind: str) -> list[str]:

@@ -20,8 +20,9 @@ def _asks(row: Mapping[str, Any]) -> str | None:
 
 def matches_pair(row: Mapping[str, Any]) -> bool:
     """Recognise a question with ``chosen`` and ``rejected`` texts."""
-    sides = (row.get("chosen"), row.get("rejected"))
-    return "prompt" not in row and _asks(row) is not None and any(isinstance(s, str) for s in sides)
+    if "prompt" in row or "chosen" not in row or "rejected" not in row or _asks(row) is None:
+        return False
+    return isinstance(row["chosen"], str) or isinstance(row["rejected"], str)
 
 
 def matches(row: Mapping[str, Any]) -> bool:
