@@ -13,7 +13,7 @@ from flax import nnx
 from alignax.models.cache import init_cache
 from alignax.models.config import DecoderConfig, RopeScaling
 from alignax.models.decoder import random_model
-from alignax.models.layers import LoRAParam, rotary_angles, rotate
+from alignax.models.layers import DropoutKey, LoRAParam, rotary_angles, rotate
 from alignax.models.lora import LoraSpec, adapted, add_lora
 from alignax.shapes import TILE
 from tests.models.rows import shared_prefix_rows
@@ -99,7 +99,7 @@ def test_recomputing_changes_no_gradient():
     results = []
     for remat in ("none", "dots", "full"):
         gradient, adapter = grad_of(adapted_model(), rows, remat)
-        results.append(jax.tree.leaves(jax.jit(gradient)(adapter, jax.random.key(3))))
+        results.append(jax.tree.leaves(jax.jit(gradient)(adapter, DropoutKey(jax.random.key(3)))))
     for other in results[1:]:
         for got, want in zip(other, results[0], strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * jnp.abs(want).max())

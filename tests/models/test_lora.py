@@ -10,7 +10,7 @@ from flax import nnx
 from alignax.errors import ModelError, UsageError
 from alignax.models.config import DecoderConfig
 from alignax.models.decoder import random_model
-from alignax.models.layers import LoRAParam, kept_entries
+from alignax.models.layers import DropoutKey, LoRAParam, kept_entries
 from alignax.models.lora import (
     BLOCKS,
     LoraSpec,
@@ -103,10 +103,12 @@ def test_merged_acts_like_the_adapter_and_leaves_the_model_alone():
 def test_dropout_needs_a_key():
     wet, dry = build(dropout=0.5), build()
     np.testing.assert_array_equal(hidden(wet), hidden(dry))
-    one, two = (hidden(wet, dropout_key=jax.random.key(seed)) for seed in (1, 2))
+    one, two = (hidden(wet, dropout_key=DropoutKey(jax.random.key(seed))) for seed in (1, 2))
     assert jnp.abs(one - hidden(dry)).max() > 1e-3
     assert jnp.abs(one - two).max() > 1e-3
-    np.testing.assert_array_equal(one, hidden(wet, dropout_key=jax.random.key(1)))
+    np.testing.assert_array_equal(one, hidden(wet, dropout_key=DropoutKey(jax.random.key(1))))
+    off = DropoutKey(jax.random.key(1), jnp.bool_(False))
+    np.testing.assert_allclose(hidden(wet, dropout_key=off), hidden(dry), rtol=0, atol=1e-6)
 
 
 def test_dropout_differs_between_layers():
@@ -129,7 +131,7 @@ def test_dropout_differs_between_layers():
 
         return jax.grad(loss)(adapter)["layers"]["mlp"]["down_proj"]["lora_b"][...]
 
-    still, moved = gradient(None), gradient(jax.random.key(0))
+    still, moved = gradient(None), gradient(DropoutKey(jax.random.key(0)))
     np.testing.assert_allclose(still[0], still[1], rtol=1e-5)
     assert jnp.abs(moved[0] - moved[1]).max() > 0.1 * jnp.abs(moved).max()
 

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from alignax.errors import UsageError
 from alignax.models.config import DecoderConfig
 from alignax.models.decoder import random_model
-from alignax.models.layers import LoRAParam
+from alignax.models.layers import DropoutKey, LoRAParam
 from alignax.models.lora import LoraSpec, adapted, add_lora
 from alignax.models.sharding import build_mesh, commit, place_batch, place_model
 from alignax.shapes import TILE
@@ -44,7 +44,7 @@ def outcome(model, rows):
     def run(base, adapter, rows):
         def loss(base, adapter):
             out = nnx.merge(graphdef, base, adapter).hidden(
-                *rows, remat="dots", dropout_key=jax.random.key(5)
+                *rows, remat="dots", dropout_key=DropoutKey(jax.random.key(5))
             )
             return (out * jnp.arange(32)[None, None]).sum(), out
 

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from alignax.models.lora import LoraSpec
 from alignax.recipe import OptimizerSection
 from alignax.train.optimizer import build_optimizer, build_schedule
 from tests.train.tiny import Rows, Run, flat, policy
@@ -57,6 +58,17 @@ def test_remat_changes_nothing(remat):
     plain = one_update(rows, model=model)
     again = one_update(rows, model=model, remat=remat)
     np.testing.assert_allclose(again[2], plain[2], rtol=1e-5, atol=1e-7)
+
+
+def test_the_first_update_on_an_adapter_drops_nothing():
+    """ln 2 through the very step that trains; later steps do drop."""
+    rows, spec = Rows(8), LoraSpec(4, 8.0, 0.5, ("q_proj", "v_proj"))
+    wet = Run(rows, model=policy(spec=spec, warm=True), reference_adapter=True, optimizer=SGD)
+    dry = Run(rows, model=policy(warm=True), reference_adapter=True, optimizer=SGD)
+    assert wet.update(0)["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert dry.update(0)["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    np.testing.assert_allclose(flat(wet.state.trainable), flat(dry.state.trainable), rtol=1e-6)
+    assert abs(wet.update(0)["loss"] - dry.update(0)["loss"]) > 1e-3
 
 
 def test_packed_equals_padded():

@@ -146,7 +146,7 @@ class Decoder(nnx.Module):
             branches_bt: 0 for a prompt, 1 … for answers.
             tiles_bm2: Live attention tiles (unused by dense attention).
             adapter: Whether the adapter takes part.
-            dropout_key: Key of the adapter's dropout; None for none.
+            dropout_key: ``DropoutKey`` of the adapter's dropout; None for none.
             remat: ``"none"``, ``"dots"`` (keep the projections' outputs) or ``"full"``.
             attention: ``"tiled"`` or ``"dense"``.
         """
@@ -211,7 +211,7 @@ class Decoder(nnx.Module):
 
         def layer(x: Any, xs: Any) -> tuple[Any, Any]:
             parameters, index, part = xs
-            key = None if dropout_key is None else jax.random.fold_in(dropout_key, index)
+            key = None if dropout_key is None else dropout_key.fold(index)
             return nnx.merge(graphdef, parameters)(x, rotary, attend(part), adapter, key)
 
         if remat != "none":

@@ -6,7 +6,7 @@ each block its own slice, so a block's code never sees the axis.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,20 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from alignax.models.config import DecoderConfig, RopeScaling
+
+
+class DropoutKey(NamedTuple):
+    """The random key of an adapter's dropout, and whether anything is dropped.
+
+    The switch may be traced, so that one compiled program serves both cases.
+    """
+
+    key: Any
+    on: Any = True
+
+    def fold(self, index: Any) -> "DropoutKey":
+        """Derive the key of one layer."""
+        return self._replace(key=jax.random.fold_in(self.key, index))
 
 
 class LoRAParam(nnx.Variable):
@@ -55,8 +69,9 @@ class Linear(nnx.Module):
             return y
         z = x.astype(jnp.float32)
         if key is not None and self.lora_dropout > 0:
-            kept = kept_entries(key, z.shape, self.lora_dropout)
-            z = jnp.where(kept, z / (1.0 - self.lora_dropout), 0.0)
+            kept = kept_entries(key.key, z.shape, self.lora_dropout)
+            dropped = jnp.where(kept, z / (1.0 - self.lora_dropout), 0.0)
+            z = jnp.where(key.on, dropped, z)
         update = (z @ self.lora_a[...]) @ self.lora_b[...]
         return y + (self.lora_scale * update).astype(y.dtype)
 
@@ -115,8 +130,10 @@ class GatedMLP(nnx.Module):
 
 
 def split_key(key: Any, count: int) -> Any:
-    """Split a key, or pass None on."""
-    return (None,) * count if key is None else jax.random.split(key, count)
+    """Split a dropout key, or pass None on."""
+    if key is None:
+        return (None,) * count
+    return tuple(DropoutKey(part, key.on) for part in jax.random.split(key.key, count))
 
 
 def rotary_angles(

@@ -109,7 +109,7 @@ def answer_logps(
         batch: One micro-batch.
         adapter: Whether the adapter takes part.
         train_head: Whether a gradient for the output head is wanted.
-        dropout_key: Key of the adapter's dropout; None for none.
+        dropout_key: ``DropoutKey`` of the adapter's dropout; None for none.
         attention: ``"tiled"``, or ``"dense"`` for the oracle.
     """
     model = nnx.merge(network.graphdef, weights.base, weights.adapter)

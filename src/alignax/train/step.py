@@ -16,6 +16,7 @@ import optax
 from alignax.losses import Objective
 from alignax.losses.logprobs import token_kl
 from alignax.metrics.preference import preference_metrics
+from alignax.models.layers import DropoutKey
 from alignax.records import LossOutput, PackedBatch, PairLogps, Weighted
 from alignax.train.forward import AnswerLogps, Network, Weights, answer_logps, per_answer
 
@@ -137,7 +138,9 @@ def build_train_step(
 
         def accumulate(gradient: Any, xs: Any) -> Any:
             index, *parts = xs
-            key = jax.random.fold_in(step_key, index)
+            # The first update drops nothing: policy and reference are still the same function
+            # then, also where training goes on with an adapter, and the loss shows it (ln 2).
+            key = DropoutKey(jax.random.fold_in(step_key, index), state.step > 0)
             part, output = gradient_of(state.trainable, frozen, live, parts, key)
             return jax.tree.map(jnp.add, gradient, part), output
 
