@@ -85,6 +85,8 @@ class EncodedExample:
         prompt_cut: Tokens cut from the left of the prompt.
         boundary_merged: The boundary lies before the end of the prompt's own rendering.
         system_merged: The template takes no system turn; its text opens the first user turn.
+        scored: Which tokens of each answer are scored: the assistant's turns, where an answer goes
+            on for several turns. Empty: all of them.
     """
 
     row_id: str
@@ -95,6 +97,15 @@ class EncodedExample:
     prompt_cut: int = 0
     boundary_merged: bool = False
     system_merged: bool = False
+    scored: tuple[np.ndarray, ...] = ()
+
+    def scored_places(self, answer: int) -> np.ndarray:
+        """Places of an answer's scored tokens."""
+        return (
+            np.flatnonzero(self.scored[answer])
+            if self.scored
+            else np.arange(len(self.answers[answer]))
+        )
 
     @property
     def token_count(self) -> int:

@@ -182,7 +182,52 @@ def test_c7_dialogues_split_at_the_first_differing_assistant_turn():
     longer = read({**good, "rejected": [*good["chosen"], user("U3"), assistant("A3")]})
     assert longer.reason == "prefix_pair"
     early = read({**good, "rejected": [user("U1"), assistant("B1"), user("U2"), assistant("B2")]})
-    assert early.reason == "several_turns"
+    assert early.prompt == (user("U1"),)
+    assert early.chosen == (assistant("A1"), user("U2"), assistant("A2"))
+    assert early.rejected == (assistant("B1"), user("U2"), assistant("B2"))
+
+
+CALL = {"function": {"name": "look", "arguments": {"at": "sky"}}}
+CALLS = assistant(None, tool_calls=[CALL])
+SEEN = {"role": "tool", "content": "7"}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "result"),
+    [
+        # What both sides share goes to the prompt, also after an explicit one.
+        ([assistant("A1"), user("U2"), assistant("A2")],
+         [assistant("A1"), user("U2"), assistant("B2")], (3, 1, 1)),
+        ([CALLS, SEEN, assistant("A")], [CALLS, SEEN, assistant("B")], (3, 1, 1)),
+        ([CALLS, SEEN, assistant("A")], [assistant("B")], (1, 3, 1)),
+        ([assistant("A1"), user("U2"), assistant("A2")],
+         [assistant("B1"), user("V2"), assistant("B2")], (1, 3, 3)),
+        ([assistant("A1"), user("U2"), assistant("A2")], [assistant("A1")], "prefix_pair"),
+        ([assistant("A1"), user("U2"), assistant("A2")],
+         [assistant("A1"), user("V2"), assistant("B2")], "transcripts_disagree"),
+        ([assistant("A1"), user("U2")], [assistant("B1")], "role"),
+        ([user("A1"), assistant("A2")], [assistant("B1")], "role"),
+        ([assistant("A1"), SYSTEM, assistant("A2")], [assistant("B1")], "role"),
+    ],
+)  # fmt: skip
+def test_answers_of_several_turns_after_an_explicit_prompt(chosen, rejected, result):
+    """The same in TRL's and in ShareGPT's form."""
+    for column in ("prompt", "conversations"):
+        example = read({column: [user("U1")], "chosen": chosen, "rejected": rejected})
+        if isinstance(result, str):
+            assert example.reason == result
+            continue
+        assert tuple(map(len, (example.prompt, *example.answers))) == result
+        joined = [[m["content"] for m in (*example.prompt, *side)] for side in example.answers]
+        assert joined == [
+            ["U1", *(m["content"] or "" for m in side)] for side in (chosen, rejected)
+        ]
+
+
+def test_prompt_text_before_sides_of_several_turns():
+    chosen, rejected = ([assistant(t), user("U"), assistant(t * 2)] for t in "ab")
+    example = read({"prompt": "q", "chosen": chosen, "rejected": rejected})
+    assert (example.prompt, example.chosen) == ((user("q"),), tuple(chosen))
 
 
 def test_function_call_and_observation_turns():

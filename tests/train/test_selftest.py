@@ -7,6 +7,7 @@ import pytest
 
 from alignax.errors import RunError, SelfTestFailed, UsageError
 from alignax.models.lora import LoraSpec, add_lora
+from alignax.records import EncodedExample
 from alignax.train.reference import ReferenceCache
 from alignax.train.selftest import (
     check_equal_start,
@@ -26,6 +27,27 @@ def test_packed_equals_padded_and_a_fault_is_seen():
         check_packed_equals_padded(
             run.network, run.start, examples, packed[:2] * 1.01, dtype="float32"
         )
+
+
+def test_an_answer_of_two_turns_scores_as_its_turns_do():
+    """log p(a, b) = log p(a | prompt) + log p(b | prompt, a, what lies between)."""
+    rows = Rows(3, answers=1)
+    first, second, prompt = (rows[i].answers[0] for i in range(3))
+    between = rows[0].prompt
+    whole = np.concatenate([first, between, second])
+    marks = np.concatenate([first >= 0, between < 0, second >= 0])
+    rows._examples = [
+        EncodedExample("both", prompt, (whole,), (True,), scored=(marks,)),
+        EncodedExample("one", prompt, (first,), (True,)),
+        EncodedExample("two", np.concatenate([prompt, first, between]), (second,), (True,)),
+    ]
+    rows.lengths = np.array([[len(e.prompt), len(e.answers[0])] for e in rows._examples])
+    run = Run(rows, kind="sft", mode="none", model=policy(warm=True))
+    packed = run.score(run.start)
+    np.testing.assert_allclose(packed[0], packed[1] + packed[2], rtol=1e-5)
+    check_packed_equals_padded(
+        run.network, run.start, list(rows._examples), packed, dtype="float32"
+    )
 
 
 def test_wrong_reference_is_named():

@@ -46,6 +46,7 @@ class DataReport:
         cut: Counts, tokens and row ids of cut prompts and answers.
         boundary_merged: Count and first row ids of rows whose boundary moved left.
         system_merged: The same of rows whose system text opens the first user turn.
+        several_turns: The same of rows with answers of several turns.
         stop_token: Rows whose complete answers all end with their stop token, of how many.
         duplicates: Exact duplicates, contradictory pairs, ties, score disagreements.
         lengths: Token statistics of prompt and answers.
@@ -65,6 +66,7 @@ class DataReport:
     cut: dict[str, dict[str, Any]] = field(default_factory=dict)
     boundary_merged: dict[str, Any] = field(default_factory=dict)
     system_merged: dict[str, Any] = field(default_factory=dict)
+    several_turns: dict[str, Any] = field(default_factory=dict)
     stop_token: str = ""
     duplicates: dict[str, Any] = field(default_factory=dict)
     lengths: dict[str, Any] = field(default_factory=dict)
@@ -178,6 +180,8 @@ class Audit:
             self.note("boundary_merged", encoded.row_id)
         if encoded.system_merged:
             self.note("system_merged", encoded.row_id)
+        if encoded.scored:
+            self.note("several_turns", encoded.row_id)
         if all(encoded.complete):
             self._complete += 1
             self._stopped += all(int(a[-1]) in stop_ids for a in encoded.answers)
@@ -193,6 +197,7 @@ class Audit:
             report.cut[name]["tokens"] = lost
         report.boundary_merged = entry(self._row_ids.get("boundary_merged", []))
         report.system_merged = entry(self._row_ids.get("system_merged", []))
+        report.several_turns = entry(self._row_ids.get("several_turns", []))
         cut = report.kept - self._complete
         ends = f"; {cut} cut rows have none" if cut else ""
         report.stop_token = f"{self._stopped} of {self._complete} rows{ends}"

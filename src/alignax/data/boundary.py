@@ -8,6 +8,7 @@ answer has none.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from alignax.data.formats.turns import RowProblem
 
@@ -63,6 +64,39 @@ def close_answer(
     if len(closed) < 2:
         raise RowProblem("empty_side", "an answer has no token besides its stop token")
     return closed
+
+
+def close_turns(
+    answer: Sequence[int],
+    starts: Sequence[int],
+    stop_ids: Collection[int],
+    *,
+    stop_id: int,
+    written: int,
+) -> tuple[Ids, list[bool]]:
+    """Close an answer of one or several assistant turns, and tell which tokens are scored.
+
+    Scored is what the assistant says, each turn with its stop token; what lies between (the other
+    turns and all headers) is not.
+
+    Args:
+        answer: Ids after the boundary.
+        starts: Where its assistant turns begin; the first is 0.
+        stop_ids: As for ``close_answer``; so are ``stop_id`` and ``written``.
+        stop_id: The id to append where none was written.
+        written: Stop tokens that the template writes after an answer.
+
+    Raises:
+        RowProblem: As ``close_answer``, or the template ends an earlier turn with no stop token.
+    """
+    scored: list[bool] = []
+    for begin, following in pairwise(starts):
+        stops = [i for i in range(begin, following) if answer[i] in stop_ids]
+        if not stops:
+            raise RowProblem("several_turns", "an answer's earlier turn ends with no stop token")
+        scored += [True] * (stops[0] + 1 - begin) + [False] * (following - stops[0] - 1)
+    last = close_answer(answer[starts[-1] :], stop_ids, stop_id=stop_id, written=written)
+    return [*answer[: starts[-1]], *last], scored + [True] * len(last)
 
 
 def fit(prompt_length: int, answers: Sequence[Sequence[int]], max_length: int) -> Cut:

@@ -29,7 +29,7 @@ BATCH = 256
 
 DETECT_ROWS = 64
 
-READING_VERSION = "2"
+READING_VERSION = "3"
 """Raised whenever the example that some row becomes changes; part of every cache key."""
 
 MANIFEST, REPORT = "manifest.json", "report.json"
@@ -83,10 +83,12 @@ class EncodedDataset:
         start = int(self._table["offsets"][index])
         ends = start + np.cumsum(lengths)
         parts = [np.array(self._ids[a:b]) for a, b in zip([start, *ends[:-1]], ends, strict=True)]
+        marks = tuple(part >= 0 for part in parts[1:])
         return EncodedExample(
             row_id=self.row_ids[index],
             prompt=parts[0],
-            answers=tuple(parts[1:]),
+            answers=tuple(np.where(m, p, ~p) for m, p in zip(marks, parts[1:], strict=True)),
+            scored=() if all(m.all() for m in marks) else marks,
             complete=tuple(self._table["complete"][index].tolist()),
             answer_cut=tuple(self._table["answer_cut"][index].tolist()),
             prompt_cut=int(self._table["prompt_cut"][index]),
@@ -153,7 +155,7 @@ def build_dataset(
     dataset, report = _load(target, rows, encoder.digest)
     report.source = list(rows.files)
     report.cache = {"hit": hit, "changed": changed}
-    report.notices = [*encoder.notices, *_text_notice(report, encoder)]
+    report.notices = [*encoder.notices, *_row_notices(report, encoder)]
     if max_bad_share is not None:
         report.require_usable(max_bad_share)
     return dataset, report
@@ -199,14 +201,20 @@ def _ensure(target: Path, parts: dict[str, str], job: Job) -> tuple[bool, list[s
         return False, changed
 
 
-def _text_notice(report: DataReport, encoder: Encoder) -> list[str]:
-    """Say that plain text gets no chat template, if the model has one."""
-    if not report.lengths.get("plain_text") or not encoder.has_template:
-        return []
-    return [
-        f"{report.lengths['plain_text']} rows are plain text and are used verbatim: the model's "
-        "chat template is not applied to them (--data.render chat makes turns of them)"
-    ]
+def _row_notices(report: DataReport, encoder: Encoder) -> list[str]:
+    """Say what becomes of plain text where the model has a template, and of answers in turns."""
+    notices = []
+    if report.lengths.get("plain_text") and encoder.has_template:
+        notices.append(
+            f"{report.lengths['plain_text']} rows are plain text and are used verbatim: the "
+            "model's chat template is not applied to them (--data.render chat makes turns of them)"
+        )
+    if report.several_turns["count"]:
+        notices.append(
+            f"{report.several_turns['count']} rows have answers of several turns: the assistant's "
+            "turns are scored, the turns between them are not"
+        )
+    return notices
 
 
 def _what_changed(folder: Path, parts: dict[str, str]) -> list[str]:

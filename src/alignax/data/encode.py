@@ -216,6 +216,7 @@ def _fitted(split: Split, options: EncodeOptions, prompt_cut: int) -> EncodedExa
             hint="raise data.max_length, or set data.overlong to truncate or drop",
         )
     cut = fit(len(split.prompt), split.answers, options.max_length)
+    marks = [np.array(m[: len(a)], bool) for m, a in zip(split.scored, cut.answers, strict=True)]
     return EncodedExample(
         row_id=example.row_id,
         prompt=np.array(split.prompt, np.int32),
@@ -225,6 +226,7 @@ def _fitted(split: Split, options: EncodeOptions, prompt_cut: int) -> EncodedExa
         prompt_cut=prompt_cut,
         boundary_merged=split.merged,
         system_merged=split.item.system_merged,
+        scored=() if all(m.all() for m in marks) else tuple(marks),
     )
 
 

@@ -19,11 +19,13 @@ def explain(
 ) -> list[tuple[int, str, str, bool]]:
     """List the tokens of an example as (id, piece, branch, in-loss)."""
     names = ("chosen", "rejected") if len(encoded.answers) == 2 else ("answer",)
-    parts = [("prompt", encoded.prompt), *zip(names, encoded.answers, strict=True)]
+    parts = [("prompt", encoded.prompt, set())]
+    for place, (name, ids) in enumerate(zip(names, encoded.answers, strict=True)):
+        parts.append((name, ids, set(encoded.scored_places(place).tolist())))
     return [
-        (int(token), tokenizer.decode([int(token)]), name, name != "prompt")  # type: ignore[misc]
-        for name, ids in parts
-        for token in ids
+        (int(token), tokenizer.decode([int(token)]), name, place in scored)  # type: ignore[misc]
+        for name, ids, scored in parts
+        for place, token in enumerate(ids)
     ]
 
 
@@ -33,7 +35,9 @@ def render_rows(encoded: EncodedExample, tokenizer: PreTrainedTokenizerBase) -> 
     lines: list[RenderableType] = [Text(f"row {encoded.row_id}", "bold")]
     for branch in dict.fromkeys(row[2] for row in rows):
         tokens = [row for row in rows if row[2] == branch]
-        scored = "in the loss" if tokens[0][3] else "not in the loss"
+        count = sum(token[3] for token in tokens)
+        scored = "in the loss" if count == len(tokens) else f"{count} in the loss"
+        scored = scored if count else "not in the loss"
         lines.append(Text(f"{branch}: {len(tokens)} tokens, {scored}", f"bold {STYLES[branch]}"))
         lines.append(Text.assemble(*_pieces(tokens)))
         edge = tokens[:3] + ([(-1, "…", branch, False)] if len(tokens) > 6 else []) + tokens[-3:]
@@ -71,8 +75,12 @@ def render_report(report: DataReport) -> RenderableType:
             tokens = f" ({found['tokens']} tokens)" if "tokens" in found else ""
             count = f"{found['count']}{tokens}"
             table.add_row(f"{heading}: {name}", count, " ".join(found["rows"][:3]))
-    merges = (("boundary merge", report.boundary_merged), ("system merge", report.system_merged))
-    for name, found in merges:
+    notes = (
+        ("boundary merge", report.boundary_merged),
+        ("system merge", report.system_merged),
+        ("answers of several turns", report.several_turns),
+    )
+    for name, found in notes:
         if found["count"]:
             table.add_row(name, str(found["count"]), " ".join(found["rows"][:3]))
     lines: list[RenderableType] = [table]

@@ -79,13 +79,16 @@ def _fill_row(
             row.ids[place : place + size] = answer
             row.positions[place : place + size] = np.arange(prompt, prompt + size)
             row.branches[place : place + size] = branch
+            scored = example.scored_places(branch - 1)
+            end_used = used + len(scored)
             # The last prompt token predicts an answer's first token, whatever lies between.
-            row.answer_index[used] = start + prompt - 1
-            row.answer_index[used + 1 : used + size] = np.arange(place, place + size - 1)
-            row.answer_target[used : used + size] = answer
-            row.answer_slot[used : used + size] = slot * answers + branch - 1
+            row.answer_index[used:end_used] = np.where(
+                scored == 0, start + prompt - 1, place + scored - 1
+            )
+            row.answer_target[used:end_used] = answer[scored]
+            row.answer_slot[used:end_used] = slot * answers + branch - 1
             place += size
-            used += size
+            used = end_used
         start = end
     tiles = row_tiles(lengths)
     row.tiles[: len(tiles)] = tiles

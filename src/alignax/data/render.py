@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from alignax.data.chat import ChatTemplate, lost_answer, lost_pieces
 from alignax.data.formats.turns import RowProblem
@@ -28,6 +29,8 @@ class Rendered:
         messages: The prompt's turns, system turn included; empty for plain text.
         answers: The answers as they were rendered.
         system_merged: The template takes no system turn; its text opens the first user turn.
+        starts: For each answer, the texts (with the header of an answer) after which its second,
+            third, … assistant turn begins; none for an answer of one turn.
     """
 
     example: Example
@@ -36,6 +39,7 @@ class Rendered:
     messages: tuple[Message, ...] = ()
     answers: tuple[Text, ...] = ()
     system_merged: bool = False
+    starts: tuple[tuple[str, ...], ...] = ()
 
     @property
     def chat(self) -> bool:
@@ -44,8 +48,8 @@ class Rendered:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All texts, the prompt first."""
-        return (self.prompt, *self.fulls)
+        """All texts: the prompt, the whole for each answer, then the starts of later turns."""
+        return (self.prompt, *self.fulls, *(text for texts in self.starts for text in texts))
 
 
 class Renderer:
@@ -118,15 +122,17 @@ class Renderer:
         tools = example.tools
         asked = self.for_template(messages)
         prompt = self.template.render(asked, tools, generation=True)
-        fulls = []
+        fulls, starts = [], []
         for answer in answers:
             turns = [{**m, "content": self._bare(m["content"])} for m in answer]  # type: ignore[union-attr]
             full = self.template.render([*asked, *turns], tools)
             self._require_shown(full, messages, turns, example)
             fulls.append(full.removesuffix(self.tail))
+            starts.append(self._later_starts(full, asked, turns, tools))
         rendered = Rendered(
-            example, prompt, tuple(fulls), messages, tuple(answers), asked is not messages
-        )
+            example, prompt, tuple(fulls), messages, tuple(answers), asked is not messages,
+            tuple(starts) if any(starts) else (),
+        )  # fmt: skip
         self._require_same_prompt(rendered)
         return _encodable(rendered)
 
@@ -165,12 +171,38 @@ class Renderer:
         if changed:
             raise RowProblem("answer_lost", f"the chat template leaves out the answer's {changed}")
 
+    def _later_starts(
+        self, full: str, asked: Sequence[Message], turns: Sequence[Message], tools: Sequence[Any]
+    ) -> tuple[str, ...]:
+        """Render up to every assistant turn of an answer but the first.
+
+        Raises:
+            RowProblem: What comes before such a turn is rendered otherwise once more follows, or
+                an earlier turn spells a stop token: where the turns lie would be a guess.
+        """
+        starts = []
+        for count, turn in enumerate(turns):
+            if turn["role"] != "assistant":
+                continue
+            if count:
+                start = self.template.render([*asked, *turns[:count]], tools, generation=True)
+                if not full.startswith(start.removesuffix(self.header)):
+                    raise RowProblem(
+                        "several_turns",
+                        "the chat template renders earlier turns of an answer differently once "
+                        f"turn {count + 1} follows",
+                    )
+                starts.append(start)
+            if count < len(turns) - 1 and any(s in turn["content"] for s in self.stop_texts):
+                raise RowProblem("stop_token_inside", "a stop token lies inside an answer's turn")
+        return tuple(starts)
+
     def _require_same_prompt(self, rendered: Rendered) -> None:
         """Require that the last turn before the answer is rendered alike with and without answers.
 
         Otherwise the common prefix would end before it, and a question would be scored as answer.
         """
-        shared = os.path.commonprefix(rendered.texts)
+        shared = os.path.commonprefix((rendered.prompt, *rendered.fulls))
         if len(shared) == len(rendered.prompt):
             return
         asked = str(rendered.messages[-1]["content"]).strip()

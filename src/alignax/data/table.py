@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encoded examples → a folder with flat ids and one column a property, and back.
 
-``ids.bin`` holds the int32 ids of all prompts and answers one after another, ``table.npz`` the
-columns; both are written once and never changed.
+``ids.bin`` holds the int32 ids of all prompts and answers one after another (of an answer's token
+that is not scored, the bitwise complement), ``table.npz`` the columns; both are written once and
+never changed.
 """
 
 import hashlib
@@ -47,8 +48,11 @@ class TableWriter:
 
     def add(self, index: int, example: Example, encoded: EncodedExample, *, plain: bool) -> None:
         """Append the example that was row ``index`` of its source."""
-        for part in (encoded.prompt, *encoded.answers):
-            self._file.write(part.astype("<i4").tobytes())
+        self._file.write(encoded.prompt.astype("<i4").tobytes())
+        for answer, marks in zip(
+            encoded.answers, encoded.scored or (True,) * self._answers, strict=True
+        ):
+            self._file.write(np.where(marks, answer, ~answer).astype("<i4").tobytes())
         values = {
             "row_ids": encoded.row_id,
             "prompt_hashes": text_hash(example.prompt),

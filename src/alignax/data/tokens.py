@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from alignax.data.boundary import Ids, close_answer, common_prefix
+from alignax.data.boundary import Ids, close_turns, common_prefix
 from alignax.data.chat import TemplateProbe
 from alignax.data.formats.turns import RowProblem
 from alignax.data.render import Rendered
@@ -28,6 +28,7 @@ class Split:
     item: Rendered
     prompt: Ids
     answers: list[Ids]
+    scored: list[list[bool]]
     merged: bool
 
     @property
@@ -127,7 +128,8 @@ class TokenRules:
                 answers have the same ids.
             DataError: Two BOS tokens at the start; the model has no stop token.
         """
-        prompt, *fulls = self.with_bos(sequences, chat=item.chat)
+        prompt, *more = self.with_bos(sequences, chat=item.chat)
+        fulls, starts = more[: len(item.fulls)], iter(more[len(item.fulls) :])
         bos = self.tokenizer.bos_token_id
         marker = bos in self.stop_ids or (self.found is not None and self.found.bos_is_marker)
         for full in fulls:
@@ -145,13 +147,18 @@ class TokenRules:
                 "has no stop token",
                 hint="name one with --data.stop_token",
             )
-        answers = [
-            close_answer(full[boundary:], self.stop_ids, stop_id=stop_id, written=written)
-            for full in fulls
-        ]
+        answers, scored = [], []
+        for full, texts in zip(fulls, item.starts or [()] * len(fulls), strict=True):
+            begins = [boundary, *(common_prefix([next(starts), full]) for _ in texts)]
+            answer, marks = close_turns(
+                full[boundary:], [begin - boundary for begin in begins], self.stop_ids,
+                stop_id=stop_id, written=written,
+            )  # fmt: skip
+            answers.append(answer)
+            scored.append(marks)
         if len(answers) > 1 and answers[0] == answers[1]:
             raise RowProblem("identical", "chosen and rejected become the same tokens")
-        return Split(item, prompt[:boundary], answers, len(prompt) > boundary)
+        return Split(item, prompt[:boundary], answers, scored, len(prompt) > boundary)
 
 
 def token_id(tokenizer: PreTrainedTokenizerBase, token: str | None) -> int | None:

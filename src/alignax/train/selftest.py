@@ -26,24 +26,28 @@ PACKED_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 
 def padded_batch(examples: Sequence[EncodedExample]) -> PackedBatch:
     """Lay every answer in an ordinary row of its own: its prompt, then the answer, then padding."""
-    answers = [(e.prompt, answer) for e in examples for answer in e.answers]
-    length = max(len(p) + len(a) for p, a in answers)
+    answers = [
+        (e.prompt, answer, e.scored_places(place))
+        for e in examples
+        for place, answer in enumerate(e.answers)
+    ]
+    length = max(len(p) + len(a) for p, a, _ in answers)
     length = -(-length // TILE) * TILE
-    width = max(len(a) for _, a in answers)
+    width = max(len(scored) for *_, scored in answers)
     rows = len(answers)
     ids, positions, segments, branches = (np.zeros((rows, length), np.int32) for _ in range(4))
     index, target, slot = (np.zeros((rows, width), np.int32) for _ in range(3))
     slot += 1
-    for row, (prompt, answer) in enumerate(answers):
+    for row, (prompt, answer, scored) in enumerate(answers):
         start, end = len(prompt), len(prompt) + len(answer)
         ids[row, :end] = np.concatenate([prompt, answer])
         positions[row, :end] = np.arange(end)
         segments[row, :end] = 1
         branches[row, start:end] = 1
-        index[row, : len(answer)] = np.arange(start - 1, end - 1)
-        target[row, : len(answer)] = answer
-        slot[row, : len(answer)] = 0
-    counts = np.array([len(a) for _, a in answers], np.int32)
+        index[row, : len(scored)] = start - 1 + scored
+        target[row, : len(scored)] = answer[scored]
+        slot[row, : len(scored)] = 0
+    counts = np.array([len(scored) for *_, scored in answers], np.int32)
     tiles = np.full((rows, 1, 2), -1, np.int32)
     example = np.arange(rows, dtype=np.int32)[:, None]
     return PackedBatch(

@@ -4,15 +4,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from alignax.data.formats.trl import scores
+from alignax.data.formats.trl import answers_after, scores
 from alignax.data.formats.turns import (
     RowProblem,
     is_turns,
-    require_answer,
-    require_prompt,
     tools,
     turns,
-    with_system,
     without_prompt,
 )
 
@@ -43,9 +40,8 @@ def parse(row: Mapping[str, Any]) -> dict[str, Any]:
         sides[name] = without_prompt(turns(row[name], name), prompt)
     if prompt[-1]["role"] == "assistant" and prompt[-1:] == sides["chosen"]:
         prompt = prompt[:-1]
-    sides = {name: require_answer(side, name) for name, side in sides.items()}
     chosen_score, rejected_score = scores(row)
     return {
-        "prompt": require_prompt(with_system(prompt, row)), **sides, "tools": tools(row),
+        **answers_after(prompt, sides, row), "tools": tools(row),
         "chosen_score": chosen_score, "rejected_score": rejected_score,
     }  # fmt: skip

@@ -20,6 +20,7 @@ from alignax.data.formats.turns import (
     with_system,
     without_prompt,
 )
+from alignax.records import Message
 
 SCORE_WORDS = ("score", "rating", "reward")
 ASKING = ("question", "query", "instruction")
@@ -128,14 +129,38 @@ def _implicit(chosen: str, rejected: str) -> dict[str, Any]:
 def _turns(row: Mapping[str, Any], prompt: Any, chosen: Any, rejected: Any) -> dict[str, Any]:
     """Read turns; a side that repeats the prompt, or has it only there, is understood."""
     sides = {"chosen": turns(chosen, "chosen"), "rejected": turns(rejected, "rejected")}
+    given: tuple[Message, ...] = ()
     if is_turns(prompt):
         given = turns(prompt, "prompt")
         sides = {name: without_prompt(side, given) for name, side in sides.items()}
-    elif all(len(side) > 1 for side in sides.values()):
-        given, sides["chosen"], sides["rejected"] = split_common(sides["chosen"], sides["rejected"])
-    elif isinstance(prompt, str):
+    elif isinstance(prompt, str) and any(
+        len(side) == 1 or side[0]["role"] == "assistant" for side in sides.values()
+    ):
         given = ({"role": "user", "content": prompt},)
-    else:
-        given = ()
-    answers = {name: require_answer(side, name) for name, side in sides.items()}
-    return {"prompt": with_system(require_prompt(given), row), **answers}
+        sides = {name: without_prompt(side, given) for name, side in sides.items()}
+    elif any(len(side) == 1 for side in sides.values()):
+        raise RowProblem("no_prompt", "the answers have no prompt before them")
+    return answers_after(given, sides, row)
+
+
+def answers_after(
+    given: tuple[Message, ...], sides: Mapping[str, tuple[Message, ...]], row: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Split before the first assistant turn that differs: what both sides share decides nothing.
+
+    Args:
+        given: The prompt's turns; none if both sides begin with them.
+        sides: Turns of ``chosen`` and ``rejected`` after the given ones.
+        row: The row, for its ``system`` column.
+    """
+    if given:
+        sides = {name: require_answer(side, name) for name, side in sides.items()}
+        require_prompt(given)
+    prompt, *answers = split_common(*(given + sides[name] for name in ("chosen", "rejected")))
+    chosen, rejected = (
+        require_answer(side, name)
+        for side, name in zip(answers, ("chosen", "rejected"), strict=True)
+    )
+    return {
+        "prompt": with_system(require_prompt(prompt), row), "chosen": chosen, "rejected": rejected
+    }  # fmt: skip

@@ -175,6 +175,8 @@ def split_common(
 ) -> tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]:
     """Split two dialogues before the first assistant turn in which they differ.
 
+    What follows on each side is its answer, which may go on for several turns.
+
     Raises:
         RowProblem: They do not differ, differ in a turn that is not the assistant's, or one ends
             where the other goes on.
@@ -206,16 +208,16 @@ def without_prompt(side: tuple[Message, ...], prompt: tuple[Message, ...]) -> tu
 
 
 def require_answer(messages: tuple[Message, ...], field: str) -> tuple[Message, ...]:
-    """Require that an answer is one assistant turn.
+    """Require that an answer begins and ends with an assistant turn.
 
     Raises:
-        RowProblem: It has another role, or goes on with further turns.
+        RowProblem: It begins or ends with another role, or holds a system turn.
     """
-    if messages[0]["role"] != "assistant":
-        raise RowProblem("role", f"{field} has role {messages[0]['role']!r}, assistant expected")
-    if len(messages) > 1:
-        roles = ", ".join(m["role"] for m in messages)
-        raise RowProblem("several_turns", f"{field} has {len(messages)} turns ({roles})")
+    roles = [m["role"] for m in messages]
+    if roles[0] != "assistant":
+        raise RowProblem("role", f"{field} has role {roles[0]!r}, assistant expected")
+    if roles[-1] != "assistant" or not {"assistant", "user", "tool"}.issuperset(roles):
+        raise RowProblem("role", f"{field} has turns of {', '.join(roles)}")
     return messages
 
 
