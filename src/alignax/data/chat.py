@@ -13,7 +13,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from alignax.data.formats.turns import RowProblem
+from alignax.data.formats.turns import THOUGHTS, RowProblem
 from alignax.errors import DataError, UsageError
 from alignax.records import Message
 
@@ -259,7 +259,7 @@ def lost_pieces(
 def lost_answer(text: str, turns: Sequence[Message]) -> str:
     """Name the field of an answer that a rendering does not show; empty if it shows all."""
     for message in turns:
-        for field in ("content", "reasoning_content", "reasoning", "thinking"):
+        for field in ("content", *THOUGHTS):
             said = message.get(field)
             if isinstance(said, str) and not _shown(said, text):
                 return field

@@ -139,12 +139,13 @@ def build_dataset(
     first = rows.batch(range(min(count, DETECT_ROWS)))
     name = detect(format, first, kind=kind, source=", ".join(rows.files))
     parts = {
-        "data": rows.content_hash, "format": name, "kind": kind, "rows used": str(count),
+        "data": rows.content_hash, "format": name, "format detected": str(name != format),
+        "kind": kind, "rows used": str(count),
         "reading version": READING_VERSION, **encoder.parts,
     }  # fmt: skip
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
     target = cache_dir / "encoded" / key
-    job = Job(rows, count, name, kind, encoder, progress)
+    job = Job(rows, count, name, name != format, kind, encoder, progress)
     try:
         hit, changed = _ensure(target, parts, job)
     except OSError as error:
@@ -168,6 +169,7 @@ class Job:
     rows: Rows
     count: int
     format: str
+    detected: bool
     kind: str
     encoder: Encoder
     progress: Callable[[int, int], None]
@@ -257,7 +259,9 @@ def _encode_batch(
     for index, row in zip(indices, job.rows.batch(indices), strict=True):
         row_id, place = content_hash(row), job.rows.place(index)
         audit.see_row(row, row_id)
-        example = parse_row(job.format, row, kind=job.kind, row_id=row_id, place=place)
+        example = parse_row(
+            job.format, row, kind=job.kind, row_id=row_id, place=place, detected=job.detected
+        )
         if isinstance(example, Dropped):
             report.dropped_rows[index] = example
         else:

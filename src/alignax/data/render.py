@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alignax.data.chat import ChatTemplate, lost_answer, lost_pieces
-from alignax.data.formats.turns import RowProblem
+from alignax.data.formats.turns import THOUGHTS, RowProblem
 from alignax.records import Example, Message, Text
 
 SYSTEM_ROLES = ("system", "developer")
@@ -260,8 +260,11 @@ def _encodable(rendered: Rendered) -> Rendered:
 
 
 def _said(messages: Sequence[Message]) -> str:
-    """Text of an answer, its tool calls included."""
-    return "\n".join(
-        m["content"] + (json.dumps(m["tool_calls"]) if m.get("tool_calls") else "")
-        for m in messages
-    )
+    """Text of an answer, with its tool calls and thoughts."""
+    parts = []
+    for message in messages:
+        parts += [message[key] for key in THOUGHTS if isinstance(message.get(key), str)]
+        parts.append(message["content"])
+        if message.get("tool_calls"):
+            parts.append(json.dumps(message["tool_calls"]))
+    return "\n".join(parts)

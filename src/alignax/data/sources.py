@@ -20,7 +20,7 @@ from filelock import FileLock
 from alignax.data.readers import SUFFIXES, Broken, read_files
 from alignax.errors import DataError
 
-READER_VERSION = 2
+READER_VERSION = 3
 """Raised whenever the rows that some file becomes change."""
 
 DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")

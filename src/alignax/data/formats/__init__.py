@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from alignax.data.formats import hh, question, sft, sharegpt, trl
 from alignax.data.formats.turns import RowProblem
-from alignax.data.readers import Broken
+from alignax.data.readers import Broken, spelled_turns
 from alignax.errors import DataError, UsageError
 from alignax.records import Conversation, Dropped, Example, PreferencePair
 
@@ -95,7 +95,11 @@ def detect(name: str, rows: Sequence[Any], *, kind: str, source: str) -> str:
         UsageError: Unknown format name.
         DataError: No format fits; columns and nearest formats are listed.
     """
-    objects = [row for row in rows if isinstance(row, Mapping)]
+    objects = [
+        {name: spelled_turns(v) if isinstance(v, str) else v for name, v in row.items()}
+        for row in rows
+        if isinstance(row, Mapping)
+    ]
     refused = sorted({c for row in objects for c in IMAGE_COLUMNS if row.get(c)})
     if refused:
         raise DataError(
@@ -120,7 +124,8 @@ def detect(name: str, rows: Sequence[Any], *, kind: str, source: str) -> str:
         return best
     columns = sorted({column for row in objects for column in row})
     if {"chosen", "rejected"} <= set(columns):
-        return "trl"  # The columns are right; what is wrong with the values is said row by row.
+        # The columns are right; what is wrong with the values is said row by row.
+        return "sharegpt" if set(sharegpt.COLUMNS[:2]) & set(columns) else "trl"
     single = [n for n, f in FORMATS.items() if f.kind == "sft" and any(map(f.matches, objects))]
     raise DataError(
         f"{source} has no known format for {kind} rows: its columns are "
@@ -128,7 +133,8 @@ def detect(name: str, rows: Sequence[Any], *, kind: str, source: str) -> str:
         problems=[f"{n} wants {fitting[n].example}" for n in _nearest(columns, fitting, kind)],
         hint=f"the rows have one answer each (format {single[0]}): `alignax sft` imitates them"
         if single
-        else _renaming(columns, fitting) or "rename the columns, or name the format",
+        else _renaming(columns, fitting)
+        or "rename the columns, or name the format with --data.format",
     )
 
 
@@ -153,15 +159,46 @@ def _nearest(columns: Sequence[str], formats: Mapping[str, Format], kind: str) -
     )[:4]
 
 
+SPECIFIC = ("hh", "sharegpt", "alpaca-pairs")
+"""Formats that no row has by accident: such a row among others was put there by mistake."""
+
+
+def other_format(format_name: str, row: Mapping[str, Any]) -> str:
+    """Name the other format that a row plainly has; empty for none."""
+    form, names = FORMATS[format_name], list(FORMATS)
+    for name in SPECIFIC:
+        sooner = names.index(name) < names.index(format_name)
+        if name != format_name and (sooner or not form.matches(row)) and FORMATS[name].matches(row):
+            return name
+    return ""
+
+
 def parse_row(
-    format_name: str, row: Any, *, kind: str, row_id: str, place: str
+    format_name: str, row: Any, *, kind: str, row_id: str, place: str, detected: bool = False
 ) -> Example | Dropped:
-    """Parse one row; whatever is wrong with it becomes ``Dropped`` with a reason."""
+    """Parse one row; whatever is wrong with it becomes ``Dropped`` with a reason.
+
+    Args:
+        format_name: The format of the data set.
+        row: What was read.
+        kind: ``"pair"`` or ``"sft"``.
+        row_id: For the example.
+        place: For the example and for messages.
+        detected: The format was found, not named: rows that plainly have another are dropped.
+
+    Raises:
+        DataError: The row shows that the whole data set cannot be used.
+    """
     form = FORMATS[format_name]
     if isinstance(row, Broken):
         return Dropped(row_id, "not_json", row.error, place)
     if not isinstance(row, Mapping):
         return Dropped(row_id, "wrong_type", f"the row is {type(row).__name__}", place)
+    row = {name: spelled_turns(v) if isinstance(v, str) else v for name, v in row.items()}
+    other = other_format(format_name, row) if detected else ""
+    if other:
+        detail = f"the row has format {other}, most of the file {format_name}"
+        return Dropped(row_id, "other_format", detail, place)
     try:
         fields = form.parse(row)
     except RowProblem as problem:

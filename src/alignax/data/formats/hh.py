@@ -7,20 +7,48 @@ r"""HH-RLHF: whole transcripts (``\n\nHuman: … \n\nAssistant: …``) → turns
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from alignax.data.formats.turns import RowProblem, require_prompt
 from alignax.records import Message
 
-SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant|System): ?")
-CLOSE_SPEAKER = re.compile(r"(?:\A\s*|\n)(Human|Assistant|System): ?")
-"""For copies that put one line break between turns."""
+LABELS = (
+    ("Human", "Assistant", "System"), ("human", "assistant", "system"),
+    ("User", "Assistant", "System"), ("user", "assistant", "system"),
+    ("HUMAN", "ASSISTANT", "SYSTEM"), ("USER", "ASSISTANT", "SYSTEM"), ("H", "A", "S"),
+)  # fmt: skip
+"""How a transcript may call the speakers: user, assistant, system. It keeps to one set."""
 
-ROLE = {"Human": "user", "Assistant": "assistant", "System": "system"}
+ROLES = ("user", "assistant", "system")
 
 
-def _begins(text: Any) -> bool:
-    return isinstance(text, str) and SPEAKER.match(text) is not None
+@dataclass(frozen=True)
+class Speakers:
+    """How one row's transcripts set turns apart.
+
+    Attributes:
+        labels: The names of user, assistant and system.
+        gap: What precedes a name: a blank line, or a line break in copies that are set closer.
+    """
+
+    labels: tuple[str, str, str]
+    gap: str = "\n\n"
+
+    def split(self, text: str) -> list[str]:
+        """Cut into what comes first, then name and speech by turns."""
+        return re.split(rf"(?:\A\s*|{self.gap})({'|'.join(self.labels)}): ?", text)
+
+    def role(self, label: str) -> str:
+        """Turn a name into a role."""
+        return ROLES[self.labels.index(label)]
+
+
+def _labels(text: Any) -> tuple[str, str, str] | None:
+    """Find the set of names that a transcript keeps to; None if it begins with none of them."""
+    found = re.match(r"\s*([A-Za-z]+): ?", text) if isinstance(text, str) else None
+    sets = (labels for labels in LABELS if found and found[1] in labels)
+    return next((s for s in sets if f"\n{s[1]}:" in text or text.lstrip().startswith(s[1])), None)
 
 
 def matches(row: Mapping[str, Any]) -> bool:
@@ -30,21 +58,28 @@ def matches(row: Mapping[str, Any]) -> bool:
         return False
     if _open_prompt(row.get("prompt")):
         return True
-    return all(_begins(side) and "\nAssistant:" in side for side in sides)  # type: ignore[operator]
+    found = {_labels(side) for side in sides}
+    return len(found) == 1 and all(
+        labels is not None and f"\n{labels[1]}:" in side  # type: ignore[operator]
+        for labels in found
+        for side in sides
+    )
 
 
 def _open_prompt(prompt: Any) -> bool:
-    return _begins(prompt) and prompt.rstrip().endswith("\nAssistant:")
+    labels = _labels(prompt)
+    return labels is not None and prompt.rstrip().endswith(f"\n{labels[1]}:")
 
 
-def _speakers(*texts: Any) -> re.Pattern[str]:
+def _speakers(*texts: Any) -> Speakers:
     """Choose how turns are set apart: by blank lines, unless no answer would be found so."""
-    known = [text for text in texts if isinstance(text, str)]
-    blank = all("\n\nAssistant:" in text.replace("\r", "") for text in known)
-    return SPEAKER if blank else CLOSE_SPEAKER
+    known = [text.replace("\r", "") for text in texts if isinstance(text, str)]
+    labels = next((found for text in known if (found := _labels(text))), LABELS[0])
+    blank = all(f"\n\n{labels[1]}:" in text for text in known)
+    return Speakers(labels, "\n\n" if blank else "\n")
 
 
-def transcript(text: Any, field: str, speakers: re.Pattern[str] = SPEAKER) -> tuple[Message, ...]:
+def transcript(text: Any, field: str, speakers: Speakers) -> tuple[Message, ...]:
     """Cut a transcript into turns; texts are stripped.
 
     Raises:
@@ -60,7 +95,7 @@ def transcript(text: Any, field: str, speakers: re.Pattern[str] = SPEAKER) -> tu
     if head.strip() or not parts:
         raise RowProblem("no_transcript", f"{field} does not begin with a speaker: {text[:40]!r}")
     pairs = zip(parts[::2], parts[1::2], strict=True)
-    return tuple({"role": ROLE[who], "content": said.strip()} for who, said in pairs)
+    return tuple({"role": speakers.role(who), "content": said.strip()} for who, said in pairs)
 
 
 def parse(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,15 @@ With ``chosen`` and ``rejected`` these are pairs (as Orca's), with ``output`` Al
 from collections.abc import Mapping
 from typing import Any
 
-from alignax.data.formats.trl import ASKING, scores
-from alignax.data.formats.turns import RowProblem, undesired, with_system
+from alignax.data.formats.trl import ASKING, answers_after, scores
+from alignax.data.formats.turns import (
+    RowProblem,
+    is_turns,
+    turns,
+    undesired,
+    with_system,
+    without_prompt,
+)
 from alignax.records import Message
 
 OUTPUTS = ("output", "response", "answer", "completion")
@@ -19,10 +26,10 @@ def _asks(row: Mapping[str, Any]) -> str | None:
 
 
 def matches_pair(row: Mapping[str, Any]) -> bool:
-    """Recognise a question with ``chosen`` and ``rejected`` texts."""
+    """Recognise a question with ``chosen`` and ``rejected``, which are texts or turns."""
     if "prompt" in row or "chosen" not in row or "rejected" not in row or _asks(row) is None:
         return False
-    return isinstance(row["chosen"], str) or isinstance(row["rejected"], str)
+    return any(isinstance(s, str) or is_turns(s) for s in (row["chosen"], row["rejected"]))
 
 
 def matches(row: Mapping[str, Any]) -> bool:
@@ -38,12 +45,15 @@ def _prompt(row: Mapping[str, Any]) -> tuple[Message, ...]:
         raise RowProblem("null", f"none of {', '.join(ASKING)} holds a text")
     more = row.get("input")
     parts = [asked, more] if isinstance(more, str) and more else [asked]
-    turns: list[Message] = []
-    for earlier in row.get("history") or ():
+    said: list[Message] = []
+    history = row.get("history") or ()
+    if not isinstance(history, list | tuple):
+        raise RowProblem("wrong_type", f"history is {type(history).__name__}, a list expected")
+    for earlier in history:
         if not isinstance(earlier, list) or len(earlier) != 2:
             raise RowProblem("wrong_type", "history must hold (question, answer) pairs")
-        turns += [_turn("user", earlier[0], "history"), _turn("assistant", earlier[1], "history")]
-    return with_system((*turns, {"role": "user", "content": "\n".join(parts)}), row)
+        said += [_turn("user", earlier[0], "history"), _turn("assistant", earlier[1], "history")]
+    return with_system((*said, {"role": "user", "content": "\n".join(parts)}), row)
 
 
 def _turn(role: str, text: Any, field: str) -> Message:
@@ -56,10 +66,11 @@ def _turn(role: str, text: Any, field: str) -> Message:
 
 def parse_pair(row: Mapping[str, Any]) -> dict[str, Any]:
     """Read a question and two answers."""
-    sides = {s: (_turn("assistant", row.get(s), s),) for s in ("chosen", "rejected")}
+    prompt = _prompt(row)
+    sides = {s: without_prompt(turns(row.get(s), s), prompt) for s in ("chosen", "rejected")}
     chosen_score, rejected_score = scores(row)
     return {
-        "prompt": _prompt(row), **sides,
+        **answers_after(prompt, sides, {}),
         "chosen_score": chosen_score, "rejected_score": rejected_score,
     }  # fmt: skip
 

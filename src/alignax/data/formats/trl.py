@@ -5,7 +5,7 @@ UltraFeedback's binarised rows are of this kind, with scores beside the pair.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alignax.data.formats.turns import (
@@ -89,7 +89,7 @@ def parse(row: Mapping[str, Any]) -> dict[str, Any]:
     extra["tools"] = tools(row)
     if isinstance(prompt, Mapping):
         prompt = [prompt]
-    if isinstance(chosen, str) and isinstance(rejected, str) and not is_turns(prompt):
+    if isinstance(chosen, str) and isinstance(rejected, str) and not isinstance(prompt, list):
         return {**_text(prompt, chosen, rejected), **extra, "system": system_text(row)}
     return {**_turns(row, prompt, chosen, rejected), **extra}
 
@@ -130,7 +130,7 @@ def _turns(row: Mapping[str, Any], prompt: Any, chosen: Any, rejected: Any) -> d
     """Read turns; a side that repeats the prompt, or has it only there, is understood."""
     sides = {"chosen": turns(chosen, "chosen"), "rejected": turns(rejected, "rejected")}
     given: tuple[Message, ...] = ()
-    if is_turns(prompt):
+    if isinstance(prompt, list) and prompt:
         given = turns(prompt, "prompt")
         sides = {name: without_prompt(side, given) for name, side in sides.items()}
     elif isinstance(prompt, str) and any(
@@ -153,10 +153,15 @@ def answers_after(
         sides: Turns of ``chosen`` and ``rejected`` after the given ones.
         row: The row, for its ``system`` column.
     """
-    if given:
+    if given and all(len(side) > 1 and side[0]["role"] != "assistant" for side in sides.values()):
+        # Both sides bring the prompt along, with a system turn that it has not.
+        own = split_common(sides["chosen"], sides["rejected"])[0]
+        if _unled(own) != _unled(given):
+            raise RowProblem("transcripts_disagree", "the sides begin with another prompt")
+    elif given:
         sides = {name: require_answer(side, name) for name, side in sides.items()}
-        require_prompt(given)
-    prompt, *answers = split_common(*(given + sides[name] for name in ("chosen", "rejected")))
+        sides = {name: require_prompt(given) + side for name, side in sides.items()}
+    prompt, *answers = split_common(sides["chosen"], sides["rejected"])
     chosen, rejected = (
         require_answer(side, name)
         for side, name in zip(answers, ("chosen", "rejected"), strict=True)
@@ -164,3 +169,8 @@ def answers_after(
     return {
         "prompt": with_system(require_prompt(prompt), row), "chosen": chosen, "rejected": rejected
     }  # fmt: skip
+
+
+def _unled(messages: Sequence[Message]) -> list[Message]:
+    """Leave system turns out."""
+    return [m for m in messages if m["role"] not in ("system", "developer")]

@@ -15,6 +15,12 @@ ROLES = {
     "tool": "tool", "observation": "tool", "function": "tool", "ipython": "tool",
 }  # fmt: skip
 
+CONTENT = ("content", "value", "text")
+"""Keys that hold what a turn says; the first that is there counts."""
+
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Keys that hold what an assistant thought before it answered."""
+
 
 class RowProblem(Exception):
     """A row cannot be used; it is dropped and counted under ``reason``.
@@ -48,17 +54,19 @@ def turn(value: Any, field: str) -> Message:
     if not isinstance(value, Mapping):
         raise RowProblem("wrong_type", f"{field} holds {type(value).__name__}, a turn expected")
     spoken = value.get("role", value.get("from"))
-    role = ROLES.get(str(spoken).lower())
+    role = ROLES.get(str(spoken).strip().lower())
     if role is None:
         raise RowProblem("role", f"{field} has role {spoken!r}")
-    content = value.get("content", value.get("value"))
-    message = {
-        k: v for k, v in value.items() if v is not None and k not in ("role", "from", "value")
-    }
+    content = next((value[key] for key in CONTENT if key in value), None)
+    known = ("role", "from", *CONTENT)
+    message = {k: v for k, v in value.items() if v is not None and k not in known}
     message = {"role": role, **message, "content": content}
-    if str(spoken).lower() == "function_call":
+    if str(spoken).strip().lower() == "function_call":
         message |= {"content": "", "tool_calls": content}
-    if message.get("tool_calls"):
+    if not message.get("tool_calls"):
+        # An empty list is no call; templates ask only whether the field is there.
+        message.pop("tool_calls", None)
+    else:
         message["tool_calls"] = [_call(c, field) for c in _as_list(message["tool_calls"])]
         message["content"] = message["content"] or ""
     if isinstance(message["content"], list):
@@ -102,9 +110,13 @@ def _call(value: Any, field: str) -> dict[str, Any]:
     call = {k: v for k, v in nested.items() if v is not None and k not in ("id", "type")}
     if isinstance(call.get("arguments"), str):
         try:
-            call["arguments"] = json.loads(call["arguments"])
+            call["arguments"] = json.loads(call["arguments"].strip() or "{}")
         except ValueError as error:
             raise RowProblem("wrong_type", f"{field}: arguments are not JSON: {error}") from error
+    if not isinstance(call.get("arguments", {}), Mapping):
+        raise RowProblem(
+            "wrong_type", f"{field}: the arguments of {call['name']} are no JSON object"
+        )
     extra = {"id": value["id"]} if value.get("id") else {}
     return {"type": "function", **extra, "function": call}
 
@@ -132,7 +144,7 @@ def tools(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """
     found = []
     for value in _as_list(row.get("tools") or []):
-        tool = _as_list(value)[0] if isinstance(value, str) else value
+        tool = next(iter(_as_list(value)), None) if isinstance(value, str) else value
         if not isinstance(tool, Mapping):
             raise RowProblem("wrong_type", f"tools holds {type(tool).__name__}, definitions wanted")
         bare = "function" not in tool and "name" in tool
@@ -141,9 +153,17 @@ def tools(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 
 
 def system_text(row: Mapping[str, Any]) -> str:
-    """Read the text of a ``system`` column; empty for none."""
+    """Read the text of a ``system`` column; empty for none.
+
+    Raises:
+        RowProblem: It holds something else, which would be lost.
+    """
     text = row.get("system", row.get("system_prompt"))
-    return text if isinstance(text, str) and text.strip() else ""
+    if text is None or text != text:  # tables spell "nothing" as NaN  # noqa: PLR0124
+        return ""
+    if not isinstance(text, str):
+        raise RowProblem("wrong_type", f"system is {type(text).__name__}, text expected")
+    return text if text.strip() else ""
 
 
 def with_system(messages: tuple[Message, ...], row: Mapping[str, Any]) -> tuple[Message, ...]:
@@ -164,7 +184,7 @@ def shared_turns(ours: Sequence[Message], theirs: Sequence[Message]) -> int:
     """Count the turns in which two dialogues agree, in what a template can show."""
     count = 0
     for one, other in zip(ours, theirs, strict=False):
-        if any(one.get(k) != other.get(k) for k in ("role", "content", "tool_calls")):
+        if any(one.get(k) != other.get(k) for k in ("role", "content", "tool_calls", *THOUGHTS)):
             break
         count += 1
     return count
@@ -226,5 +246,5 @@ def require_prompt(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     if not messages:
         raise RowProblem("no_prompt", "the answers have no prompt before them")
     if messages[-1]["role"] not in ("user", "tool"):
-        raise RowProblem("role", f"the prompt ends with a {messages[-1]['role']} turn")
+        raise RowProblem("role", f"the prompt's last turn is the {messages[-1]['role']}'s")
     return messages
