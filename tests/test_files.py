@@ -8,7 +8,7 @@ from alignax.files import read_json, read_lines, write_json, write_lines, write_
 
 
 def test_what_is_written_is_read_back(tmp_path):
-    value = {"text": "a\u2028b\x85c\r\n\u00e9", "n": [1, 2.5, None]}
+    value = {"text": "a\u2028b\x85c\r\n\u00e9\ud800", "n": [1, 2.5, None]}
     write_json(tmp_path / "one.json", value)
     assert read_json(tmp_path / "one.json") == value
     write_lines(tmp_path / "new" / "many.jsonl", [value, {"n": 2}])

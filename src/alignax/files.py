@@ -23,7 +23,8 @@ def write_text(path: Path, text: str) -> None:
     """
     partial = path.with_name(f".{path.name}.tmp")
     try:
-        partial.write_text(text, encoding="utf-8", newline="")
+        # Half a surrogate pair, which JSON can spell, is spelled again.
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
         partial.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):

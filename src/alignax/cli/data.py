@@ -11,6 +11,7 @@ from typing import Any
 
 from alignax.cli.options import Parser, add_settings, require, settings_of
 from alignax.cli.score import ROW_SETTINGS
+from alignax.errors import UsageError
 
 
 def add_arguments(parser: Parser) -> None:
@@ -38,6 +39,8 @@ def main(arguments: argparse.Namespace) -> int:
     """Audit or show rows."""
     recipe = settings_of(arguments, method="dpo" if arguments.kind == "pair" else "sft")
     require(recipe, "model.path", "data.path")
+    if arguments.verb == "show" and arguments.limit < 1:
+        raise UsageError(f"--limit must be at least 1, got {arguments.limit}")
     from alignax.cli import terminal
     from alignax.cli.from_run import with_run_settings
     from alignax.cli.loading import load_rows, tokenizer_encoder
@@ -54,6 +57,8 @@ def main(arguments: argparse.Namespace) -> int:
         # The audit comes first: it is what shows why rows are unusable.
         report.require_usable(recipe.data.max_bad_share)
         return 0
+    if not len(rows):
+        report.require_usable(recipe.data.max_bad_share)
     shown = [rows[index] for index in range(min(arguments.limit, len(rows)))]
     if arguments.json:
         result: list[dict[str, Any]] = [

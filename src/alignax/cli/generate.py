@@ -4,17 +4,15 @@
   alignax generate --model runs/first --prompt "How do I boil an egg?"
   alignax generate --model FOLDER --adapter runs/first --prompts prompts.jsonl --output out.jsonl
 
-A prompts file holds JSON lines with `prompt` (text or chat turns) or `messages`, or plain text
-lines. The prompt ends exactly where training's boundary lies.
+A prompts file holds rows (JSON, CSV, Parquet) with `prompt` (text or chat turns) or `messages`, or
+plain text lines. The prompt ends exactly where training's boundary lies.
 """
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any
 
 from alignax.cli.options import Parser, add_settings, require, settings_of
-from alignax.errors import DataError, RunError, UsageError
+from alignax.errors import RunError, UsageError
 from alignax.files import write_lines
 
 PROMPT_SETTINGS = (
@@ -56,44 +54,12 @@ def check_sampling(arguments: argparse.Namespace) -> None:
         problems.append(f"--top-p must be above 0 and at most 1, got {arguments.top_p}")
     if arguments.temperature == 0 and (arguments.top_k or arguments.top_p):
         problems.append("--top-k and --top-p have no effect on greedy decoding (--temperature 0)")
+    for flag in ("samples", "batch_size"):
+        if getattr(arguments, flag, 1) < 1:
+            shown = flag.replace("_", "-")
+            problems.append(f"--{shown} must be at least 1, got {getattr(arguments, flag)}")
     if problems:
         raise UsageError("sampling settings are not valid", problems=problems)
-
-
-def read_prompts(file: str) -> list[Any]:
-    """Read prompts: JSON lines with ``prompt`` or ``messages``, or plain text lines."""
-    try:
-        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise DataError(f"cannot read prompts {file}: {error.strerror}") from error
-    prompts: list[Any] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        if not line.lstrip().startswith("{"):
-            prompts.append(line)
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{file}:{number}: not JSON: {error}") from error
-        prompt = row.get("messages", row.get("prompt"))
-        if not prompt:
-            raise DataError(
-                f"{file}:{number}: no 'prompt' and no 'messages' (columns: {', '.join(row)})"
-            )
-        prompts.append(prompt)
-    if not prompts:
-        raise DataError(f"{file} holds no prompts")
-    return prompts
-
-
-def as_turns(prompt: Any, system: str | None) -> list[dict[str, Any]]:
-    """Make chat turns of a text; turns stay as they are."""
-    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    if system and turns[0].get("role") != "system":
-        turns.insert(0, {"role": "system", "content": system})
-    return turns
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -101,10 +67,7 @@ def main(arguments: argparse.Namespace) -> int:
     recipe = settings_of(arguments, method="dpo")
     require(recipe, "model.path")
     check_sampling(arguments)
-    prompts: list[Any] = [*arguments.prompt]
-    if arguments.prompts:
-        prompts += read_prompts(arguments.prompts)
-    if not prompts:
+    if not arguments.prompt and not arguments.prompts:
         raise UsageError("no prompts", hint='give --prompt "…" or --prompts FILE')
     target = Path(recipe.output) if recipe.output else None
     if target is not None and target.exists() and not arguments.force:
@@ -112,15 +75,18 @@ def main(arguments: argparse.Namespace) -> int:
     from alignax.cli import terminal
     from alignax.cli.answering import open_sampler
     from alignax.cli.from_run import with_run_settings
+    from alignax.cli.prompts import Prompt, read_prompts
 
+    prompts = [Prompt(text) for text in arguments.prompt]
+    prompts += read_prompts(arguments.prompts) if arguments.prompts else []
     recipe = with_run_settings(recipe)
     sampler, encoder = open_sampler(recipe, batch_size=arguments.batch_size)
     plain = recipe.data.render == "text"
-    ids = [
-        encoder.prompt_ids(p if plain else as_turns(p, recipe.data.system))
+    encoded = [
+        encoder.prompt_ids(p.said if plain and isinstance(p.said, str) else p.turns, p.tools)
         for p in prompts
-        for _ in range(arguments.samples)
     ]
+    ids = [prompt for prompt in encoded for _ in range(arguments.samples)]
     short = sum(sampler.room(i) < arguments.max_new_tokens for i in ids)
     if short:
         terminal.warn(
@@ -131,7 +97,7 @@ def main(arguments: argparse.Namespace) -> int:
         ids, max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature,
         top_k=arguments.top_k, top_p=arguments.top_p, seed=arguments.seed,
     )  # fmt: skip
-    asked = [p for p in prompts for _ in range(arguments.samples)]
+    asked = [p.said for p in prompts for _ in range(arguments.samples)]
     records = [
         {
             "prompt": prompt, "text": a.text, "finish_reason": a.finish_reason,
