@@ -117,3 +117,16 @@ def test_all_bad_values_are_named_at_once():
 def test_a_recipe_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         Recipe().lora.rank = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("value", ["inf", ".inf", "nan", ".nan"])
+def test_numbers_are_finite(value):
+    with pytest.raises(UsageError, match=r"train\.epochs"):
+        load_recipe(None, {"train.epochs": parse_value(value)})
+
+
+def test_a_recipe_that_is_no_text(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match=r"recipe\.yaml is not UTF-8"):
+        load_recipe(file, {})

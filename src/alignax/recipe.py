@@ -19,7 +19,7 @@ from alignax.errors import UsageError
 class Section(BaseModel):
     """Base of all sections: frozen, unknown keys refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelSection(Section):
@@ -283,6 +283,8 @@ def load_recipe(file: str | Path | None, overrides: Mapping[str, Any]) -> Recipe
             tree = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
         except OSError as error:
             raise UsageError(f"cannot read recipe {file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"recipe {file} is not UTF-8 text: {error.reason}") from error
         except yaml.YAMLError as error:
             raise UsageError(f"recipe {file} is not valid YAML: {error}") from error
         if not isinstance(tree, Mapping):

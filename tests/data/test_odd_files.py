@@ -56,6 +56,24 @@ def test_the_same_rows_however_they_are_stored(tmp_path, name, content):
         ]  # fmt: skip
 
 
+def test_turns_in_a_list_for_each_key(tmp_path):
+    """What ``datasets`` makes of a sequence of structs."""
+    rows = [
+        {name: {key: [turn[key] for turn in turns] for key in turns[0]}
+         for name, turns in row.items()}
+        for row in ROWS
+    ]  # fmt: skip
+    form = detect("auto", rows, kind="pair", source="rows")
+    example = parse_row(form, rows[0], kind="pair", row_id="1", place="p")
+    assert [list(part) for part in (example.prompt, *example.answers)] == list(ROWS[0].values())
+
+
+def test_answers_that_are_json_stay_text():
+    row = {"prompt": "Write JSON", "chosen": '{"from": "a", "to": "b"}', "rejected": "[1]"}
+    example = parse_row("trl", row, kind="pair", row_id="1", place="p")
+    assert (example.chosen, example.rejected) == (row["chosen"], row["rejected"])
+
+
 @pytest.mark.parametrize("content", [CSV, CSV.encode("utf-16"), b"\xef\xbb\xbf" + CSV.encode()])
 def test_csv_headers_may_have_spaces(tmp_path, content):
     expected = [{"prompt": "q é", "chosen": "yes", "rejected": "no"}]

@@ -209,6 +209,13 @@ def load_train_and_eval(
     if data.eval_path is not None:
         held_out, eval_report = load_rows(data, encoder, kind=kind, paths=data.eval_path)
         reports["eval"] = eval_report.to_json()
+        known = set(rows.prompt_hashes)
+        shared = sum(prompt in known for prompt in held_out.prompt_hashes)
+        if shared:
+            terminal.warn(
+                f"{shared} of {len(held_out)} held-out rows have a prompt that is trained on: "
+                "their figures will be too good"
+            )
         train = rows
         if data.max_eval_rows is not None:
             held_out = held_out.select(range(min(data.max_eval_rows, len(held_out))))
@@ -219,8 +226,16 @@ def load_train_and_eval(
     counts = {"train_rows": len(train), "eval_rows": len(held_out) if held_out else 0}
     reports["split"] = counts | {"by": "file" if data.eval_path else "prompt hash"}
     if not len(train):
-        raise DataError(f"no training rows are left of {data.path}: {counts}")
+        raise DataError(
+            f"no training rows are left of {data.path}: {counts}",
+            hint=f"lower data.eval_fraction ({data.eval_fraction}), or give held-out rows of their "
+            "own with --data.eval_path",
+        )
     if held_out is not None and not len(held_out):
-        terminal.warn("no held-out rows: the run will not be evaluated (see data.eval_fraction)")
+        prompts = len(set(rows.prompt_hashes))
+        terminal.warn(
+            f"no held-out rows: {data.eval_fraction:.0%} of {len(rows)} rows with {prompts} "
+            "different prompts are less than a prompt's rows; the run will not be evaluated"
+        )
         held_out = None
     return train, held_out, reports

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from alignax.data.formats.turns import RowProblem, require_prompt, tools, turns, with_system
-from alignax.data.readers import SUFFIXES, Broken, parse_json, read_files, spelled_turns
+from alignax.data.readers import SUFFIXES, Broken, as_turns, parse_json, read_files
 from alignax.errors import DataError
 
 COLUMNS = ("messages", "prompt", "conversations", "question", "instruction")
@@ -92,7 +92,7 @@ def _prompt(row: Any, place: str) -> Prompt:
             f"{place}: no prompt (columns: {', '.join(map(str, row)) or 'none'})",
             hint=f"name the column {' or '.join(COLUMNS[:2])}",
         )
-    said = spelled_turns(said) if isinstance(said, str) else said
+    said = as_turns(said)
     try:
         if isinstance(said, str):
             plain = ({"role": "user", "content": said},)

@@ -32,6 +32,11 @@ def load_template(tokenizer: PreTrainedTokenizerBase, file: str) -> None:
         tokenizer.chat_template = Path(file).read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot read data.chat_template {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"data.chat_template {file} is not UTF-8 text: {error.reason}",
+            hint="name the file of the Jinja template itself",
+        ) from error
 
 
 @dataclass(frozen=True)

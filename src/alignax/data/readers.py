@@ -240,6 +240,17 @@ def _check_header(path: Path, reader: "csv.DictReader[str]") -> None:
         )
 
 
+def as_turns(value: Any) -> Any:
+    """Read chat turns that are stored otherwise: as text, or as a list for each key."""
+    if isinstance(value, str):
+        return spelled_turns(value)
+    if isinstance(value, dict) and any(keys <= value.keys() for keys in TURN_KEYS):
+        parts = list(value.values())
+        if all(isinstance(part, list) and len(part) == len(parts[0]) for part in parts):
+            return [dict(zip(value, turn, strict=True)) for turn in zip(*parts, strict=True)]
+    return value
+
+
 def spelled_turns(text: str) -> Any:
     """Read a text that spells chat turns (as JSON or as Python wrote them); else leave it."""
     if not text.lstrip().startswith(("[{", "{")) or not re.search("role|from", text):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from alignax.data.formats import hh, question, sft, sharegpt, trl
 from alignax.data.formats.turns import RowProblem
-from alignax.data.readers import Broken, spelled_turns
+from alignax.data.readers import Broken, as_turns
 from alignax.errors import DataError, UsageError
 from alignax.records import Conversation, Dropped, Example, PreferencePair
 
@@ -96,7 +96,7 @@ def detect(name: str, rows: Sequence[Any], *, kind: str, source: str) -> str:
         DataError: No format fits; columns and nearest formats are listed.
     """
     objects = [
-        {name: spelled_turns(v) if isinstance(v, str) else v for name, v in row.items()}
+        {name: as_turns(value) for name, value in row.items()}
         for row in rows
         if isinstance(row, Mapping)
     ]
@@ -194,7 +194,7 @@ def parse_row(
         return Dropped(row_id, "not_json", row.error, place)
     if not isinstance(row, Mapping):
         return Dropped(row_id, "wrong_type", f"the row is {type(row).__name__}", place)
-    row = {name: spelled_turns(v) if isinstance(v, str) else v for name, v in row.items()}
+    row = {name: as_turns(value) for name, value in row.items()}
     other = other_format(format_name, row) if detected else ""
     if other:
         detail = f"the row has format {other}, most of the file {format_name}"
