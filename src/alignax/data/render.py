@@ -99,7 +99,7 @@ class Renderer:
         prompt, answers = example.prompt, example.answers
         if isinstance(prompt, str) and self.mode == "chat":
             prompt, answers = as_turns(prompt, answers, example.system)
-        self._require_answers(answers)
+        _require_answers(answers, keep_whitespace_pairs=self.keep_whitespace_pairs)
         if isinstance(prompt, str):
             if example.tools:
                 raise RowProblem(
@@ -126,9 +126,12 @@ class Renderer:
         for answer in answers:
             turns = [{**m, "content": self._bare(m["content"])} for m in answer]  # type: ignore[union-attr]
             full = self.template.render([*asked, *turns], tools)
-            self._require_shown(full, messages, turns, example)
+            _require_shown(full, messages, turns, tools, self.template.name)
             fulls.append(full.removesuffix(self.tail))
-            starts.append(self._later_starts(full, asked, turns, tools))
+            before = [n for n, turn in enumerate(turns) if n and turn["role"] == "assistant"]
+            starts.append(tuple(self._start(full, [*asked, *turns[:n]], tools) for n in before))
+            if before:
+                _require_unended(turns[:-1], self.stop_texts)
         rendered = Rendered(
             example, prompt, tuple(fulls), messages, tuple(answers), asked is not messages,
             tuple(starts) if any(starts) else (),
@@ -143,59 +146,23 @@ class Renderer:
         return ({"role": "system", "content": self.system}, *messages)
 
     def for_template(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Merge leading system turns into the first user turn where the template takes none.
+        """Give the turns as the template takes them: the very same if nothing must be merged."""
+        return system_in_question(messages) if self.merge_system else messages
 
-        Returns the very turns that were given if nothing was merged.
-        """
-        count = next((i for i, m in enumerate(messages) if m["role"] not in SYSTEM_ROLES), 0)
-        first = next((i for i, m in enumerate(messages) if m["role"] == "user"), None)
-        if not self.merge_system or not count or first is None:
-            return messages
-        texts = [m["content"] for m in (*messages[:count], messages[first])]
-        asked = {**messages[first], "content": "\n\n".join(texts)}
-        return (*messages[count:first], asked, *messages[first + 1 :])
-
-    def _require_shown(
-        self, full: str, messages: Sequence[Message], turns: Sequence[Message], example: Example
-    ) -> None:
-        """Refuse what the template leaves out: tools stop the run, other texts drop the row."""
-        lost = lost_pieces(full, [*messages, *turns], example.tools)
-        if lost:
-            fatal = any(not what.startswith("system") for what in lost)
-            raise RowProblem(
-                "tools_lost" if fatal else "system_lost",
-                f"the chat template of {self.template.name} does not show: {', '.join(lost)}",
-                fatal=fatal,
-            )
-        changed = lost_answer(full, turns)
-        if changed:
-            raise RowProblem("answer_lost", f"the chat template leaves out the answer's {changed}")
-
-    def _later_starts(
-        self, full: str, asked: Sequence[Message], turns: Sequence[Message], tools: Sequence[Any]
-    ) -> tuple[str, ...]:
-        """Render up to every assistant turn of an answer but the first.
+    def _start(self, full: str, before: Sequence[Message], tools: Sequence[Any]) -> str:
+        """Render the turns before a later assistant turn of an answer.
 
         Raises:
-            RowProblem: What comes before such a turn is rendered otherwise once more follows, or
-                an earlier turn spells a stop token: where the turns lie would be a guess.
+            RowProblem: They are rendered otherwise once more follows: where the turn begins would
+                be a guess.
         """
-        starts = []
-        for count, turn in enumerate(turns):
-            if turn["role"] != "assistant":
-                continue
-            if count:
-                start = self.template.render([*asked, *turns[:count]], tools, generation=True)
-                if not full.startswith(start.removesuffix(self.header)):
-                    raise RowProblem(
-                        "several_turns",
-                        "the chat template renders earlier turns of an answer differently once "
-                        f"turn {count + 1} follows",
-                    )
-                starts.append(start)
-            if count < len(turns) - 1 and any(s in turn["content"] for s in self.stop_texts):
-                raise RowProblem("stop_token_inside", "a stop token lies inside an answer's turn")
-        return tuple(starts)
+        start = self.template.render(before, tools, generation=True)
+        if not full.startswith(start.removesuffix(self.header)):
+            raise RowProblem(
+                "several_turns",
+                "the chat template renders an answer's earlier turns otherwise once more follow",
+            )
+        return start
 
     def _require_same_prompt(self, rendered: Rendered) -> None:
         """Require that the last turn before the answer is rendered alike with and without answers.
@@ -223,20 +190,63 @@ class Renderer:
                 return text
             text = trimmed.removesuffix(stop)
 
-    def _require_answers(self, answers: Sequence[Text]) -> None:
-        """Refuse empty answers and pairs that do not differ."""
-        said = [a if isinstance(a, str) else _said(a) for a in answers]
-        for name, text in zip(("chosen", "rejected"), said, strict=False):
-            if not text.strip():
-                side = name if len(said) > 1 else "the answer"
-                raise RowProblem("empty_side", f"{side} is empty")
-        if len(said) < 2:
-            return
-        if said[0] == said[1]:
-            raise RowProblem("identical", "chosen and rejected are the same")
-        bare = ["".join(text.split()) for text in said]
-        if bare[0] == bare[1] and not self.keep_whitespace_pairs:
-            raise RowProblem("whitespace_only", "chosen and rejected differ in white space only")
+
+def system_in_question(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Put the text of leading system turns before the first question, with a blank line between.
+
+    Returns the very turns that were given if there is nothing to merge.
+    """
+    count = next((i for i, m in enumerate(messages) if m["role"] not in SYSTEM_ROLES), 0)
+    first = next((i for i, m in enumerate(messages) if m["role"] == "user"), None)
+    if not count or first is None:
+        return messages
+    texts = [m["content"] for m in (*messages[:count], messages[first])]
+    asked = {**messages[first], "content": "\n\n".join(texts)}
+    return (*messages[count:first], asked, *messages[first + 1 :])
+
+
+def _require_answers(answers: Sequence[Text], *, keep_whitespace_pairs: bool) -> None:
+    """Refuse empty answers and pairs that do not differ."""
+    said = [a if isinstance(a, str) else _said(a) for a in answers]
+    for name, text in zip(("chosen", "rejected"), said, strict=False):
+        if not text.strip():
+            side = name if len(said) > 1 else "the answer"
+            raise RowProblem("empty_side", f"{side} is empty")
+    if len(said) < 2:
+        return
+    if said[0] == said[1]:
+        raise RowProblem("identical", "chosen and rejected are the same")
+    bare = ["".join(text.split()) for text in said]
+    if bare[0] == bare[1] and not keep_whitespace_pairs:
+        raise RowProblem("whitespace_only", "chosen and rejected differ in white space only")
+
+
+def _require_shown(
+    full: str,
+    messages: Sequence[Message],
+    turns: Sequence[Message],
+    tools: Sequence[Any],
+    name: str,
+) -> None:
+    """Refuse what the template leaves out: tools stop the run, other texts drop the row."""
+    lost = lost_pieces(full, [*messages, *turns], tools)
+    if lost:
+        fatal = any(not what.startswith("system") for what in lost)
+        raise RowProblem(
+            "tools_lost" if fatal else "system_lost",
+            f"the chat template of {name} does not show: {', '.join(lost)}",
+            fatal=fatal,
+        )
+    changed = lost_answer(full, turns)
+    if changed:
+        raise RowProblem("answer_lost", f"the chat template leaves out the answer's {changed}")
+
+
+def _require_unended(turns: Sequence[Message], stop_texts: Sequence[str]) -> None:
+    """Require that no earlier turn of an answer spells a stop token: it would end too soon."""
+    said = [turn["content"] for turn in turns if turn["role"] == "assistant"]
+    if any(stop in text for text in said for stop in stop_texts):
+        raise RowProblem("stop_token_inside", "a stop token lies inside an answer's turn")
 
 
 def as_turns(

@@ -68,15 +68,12 @@ class Checkpoints:
                 preservation_policy=policy, enable_async_checkpointing=False, create=not reading
             ),
         )
-        self._torn = {s for s in self.manager.all_steps() if reading and not self._is_whole(s)}
+        self._torn = torn_steps(self.folder, self.manifests) if reading else set()
 
     @property
     def steps(self) -> list[int]:
         """Committed steps, oldest first."""
         return sorted(set(self.manager.all_steps()) - self._torn)
-
-    def _is_whole(self, step: int) -> bool:
-        return is_whole(self.folder / str(step), self.manifests / f"{step}.json")
 
     def save(self, step: int, state: Any, record: Mapping[str, Any]) -> None:
         """Save a state with its record (data position, fingerprints, held-out metrics).
@@ -206,6 +203,12 @@ def discard_torn(folder: Path, manifests: Path) -> list[str]:
             torn.append(path.name)
             shutil.rmtree(path)
     return torn
+
+
+def torn_steps(folder: Path, manifests: Path) -> set[int]:
+    """List the steps whose folders have no manifest that fits."""
+    steps = [int(p.name) for p in folder.glob("[0-9]*") if p.name.isdigit()]
+    return {s for s in steps if not is_whole(folder / str(s), manifests / f"{s}.json")}
 
 
 def is_whole(folder: Path, manifest: Path) -> bool:
