@@ -141,7 +141,8 @@ def fingerprints(marks: Mapping[str, Any]) -> str:
     """Show hashes and versions; settings have their own table."""
     rows = [
         ("", [words(key), f'<span class="mono">{text(value)}</span>'])
-        for key, value in flatten({k: v for k, v in marks.items() if k != "settings"}).items()
+        for key, value in marks.items()
+        if key != "settings"
     ]
     return table(["", "value"], rows)
 
