@@ -85,7 +85,8 @@ def test_unpacked_micro_batches_keep_to_their_tokens():
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
-    ("make", "count"), [(hh_like, 1571), (ultrafeedback_like, 660)], ids=["hh", "ultrafeedback"]
+    ("make", "count"),
+    [(hh_like, 1571), (hh_like, 1414), (ultrafeedback_like, 660), (ultrafeedback_like, 594)],
 )
 def test_rows_are_full(make, count, seed):
     lengths = make(count, seed)
@@ -146,6 +147,15 @@ def test_spread_finds_the_even_split():
     rows, load = spread([0, 1, 2, 3, 4], np.array([7, 6, 5, 4, 2]), 2)
     assert load == 12
     assert sorted(map(sorted, rows)) in ([[0, 2], [1, 3, 4]], [[0, 2], [1, 3, 4]][::-1])
+
+
+def test_rows_are_as_even_as_the_best_split():
+    """Nine sizes over three rows, against all 3^9 splits: within 2 % of the best."""
+    splits = np.array(np.meshgrid(*[range(3)] * 9)).reshape(9, -1)
+    for seed in range(10):
+        sizes = np.random.default_rng(seed).integers(100, 1000, 9)
+        loads = np.stack([np.where(splits == row, sizes[:, None], 0).sum(0) for row in range(3)])
+        assert spread(range(9), sizes, 3)[1] <= 1.02 * loads.max(0).min()
 
 
 def test_scoring_covers_every_example_even_a_very_long_one():

@@ -49,23 +49,34 @@ def deal(sizes: np.ndarray, steps: int, seed: tuple[int, int] | None) -> list[li
 def _even_out(hands: list[list[int]], sums: np.ndarray, sizes: np.ndarray, *, move: bool) -> None:
     """Swap examples between the fullest and the emptiest hand while that helps, in place.
 
-    With ``move`` an example may also change hands without another in return.
+    With ``move`` an example may also change hands without another in return, and where the
+    emptiest hand has nothing to swap the next ones are tried.
     """
-    for _ in range(4 * len(hands)):
-        high, low = int(sums.argmax()), int(sums.argmin())
-        gap = int(sums[high] - sums[low])
-        given_back = np.append(sizes[hands[low]], 0) if move else sizes[hands[low]]
-        gains = sizes[hands[high]][:, None] - given_back[None, :]
-        i, j = np.unravel_index(np.abs(2 * gains - gap).argmin(), gains.shape)
-        gain = int(gains[i, j])
-        if not 0 < gain < gap:
+    for _ in range((16 if move else 4) * len(hands)):
+        high = int(sums.argmax())
+        partners = np.argsort(sums, kind="stable")[:-1] if move else [sums.argmin()]
+        if not any(_swap(hands, sums, sizes, high, int(low), move=move) for low in partners):
             return
-        example = hands[high].pop(int(i))
-        if j < len(hands[low]):
-            hands[high].append(hands[low].pop(int(j)))
-        hands[low].append(example)
-        sums[high] -= gain
-        sums[low] += gain
+
+
+def _swap(
+    hands: list[list[int]], sums: np.ndarray, sizes: np.ndarray, high: int, low: int, *, move: bool
+) -> bool:
+    """Do the swap that leaves two hands most alike, if there is one that helps."""
+    gap = int(sums[high] - sums[low])
+    given_back = np.append(sizes[hands[low]], 0) if move else sizes[hands[low]]
+    gains = sizes[hands[high]][:, None] - given_back[None, :]
+    i, j = np.unravel_index(np.abs(2 * gains - gap).argmin(), gains.shape)
+    gain = int(gains[i, j])
+    if not 0 < gain < gap:
+        return False
+    example = hands[high].pop(int(i))
+    if j < len(hands[low]):
+        hands[high].append(hands[low].pop(int(j)))
+    hands[low].append(example)
+    sums[high] -= gain
+    sums[low] += gain
+    return True
 
 
 def spread(hand: Sequence[int], sizes: np.ndarray, rows: int) -> tuple[list[Row], int]:
