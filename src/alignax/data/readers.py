@@ -74,11 +74,14 @@ def _read_text(path: Path, name: str) -> Iterator[tuple[int, Any]]:
         encoding = "utf-16" if wide else "utf-8-sig"
         with opener(path, "rt", encoding=encoding, newline="") as file:
             yield from reader(path, file)  # type: ignore[arg-type]
-    except UnicodeError as error:
-        place = f" (byte {error.object[error.start]:#04x})" if hasattr(error, "start") else ""
+    except UnicodeDecodeError as error:
         raise DataError(
-            f"{path} is not UTF-8: {getattr(error, 'reason', error)}{place}",
+            f"{path} is not UTF-8: {error.reason} (byte {error.object[error.start]:#04x})",
             hint="convert the file to UTF-8",
+        ) from error
+    except UnicodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8: {error}", hint="convert the file to UTF-8"
         ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot read {path}: {error}") from error

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from alignax.models.config import DecoderConfig
 
@@ -45,7 +46,7 @@ def extend(stored: jax.Array, new: jax.Array, start: Any) -> jax.Array:
     Raises:
         ValueError: The tokens do not fit.
     """
-    slots, known = stored.shape[1], not isinstance(start, jax.core.Tracer)
+    slots, known = stored.shape[1], not isinstance(start, Tracer)
     if (int(start) if known else 0) + new.shape[1] > slots:
         where = f" from slot {int(start)} on" if known else ""
         raise ValueError(f"{new.shape[1]} tokens{where} do not fit into a cache of {slots} slots")
