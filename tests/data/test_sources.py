@@ -5,7 +5,9 @@ import csv
 import gzip
 import json
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from alignax.data.readers import Broken
 from alignax.data.sources import open_rows
@@ -163,3 +165,18 @@ def test_content_decides_the_hash(tmp_path):
     first = read(tmp_path, "a.jsonl", LINES).content_hash
     assert read(tmp_path, "b.jsonl", LINES).content_hash == first
     assert read(tmp_path, "c.jsonl", LINES + " ").content_hash != first
+
+
+def test_bytes_in_a_table_are_text_or_nothing(tmp_path):
+    file = tmp_path / "rows.parquet"
+    columns = {"prompt": ["q", "q"], "chosen": [b"\xff\xfe", "é".encode()], "rejected": ["a", "b"]}
+    parquet.write_table(pyarrow.table(columns), file)
+    rows = open_rows(str(file), cache_dir=tmp_path / "cache")
+    assert [row["chosen"] for row in rows.batch(range(2))] == [{"bytes": 2}, "é"]
+
+
+def test_a_table_without_rows(tmp_path):
+    file = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), file)
+    with pytest.raises(DataError, match="no rows in"):
+        open_rows(str(file), cache_dir=tmp_path / "cache")

@@ -258,7 +258,10 @@ def show_summary(folder: RunFolder) -> None:
     title = f"{summary['method']}: step {summary['best_step']} of {summary['steps']}"
     if after:
         title += f", {int(after['n'])} held-out rows, 95 % intervals"
-    terminal.show_table(title, ("", "before", "after"), rows)
+    if rows:
+        terminal.show_table(title, ("", "before", "after"), rows)
+    else:
+        terminal.say(f"{title}; no held-out rows, so nothing to compare")
     if before.get("ties") == 1:
         terminal.say("before training every pair is a tie: the policy is its own reference")
     for entry in summary["exports"]:

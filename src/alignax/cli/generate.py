@@ -87,7 +87,7 @@ def main(arguments: argparse.Namespace) -> int:
         for p in prompts
     ]
     ids = [prompt for prompt in encoded for _ in range(arguments.samples)]
-    short = sum(sampler.room(i) < arguments.max_new_tokens for i in ids)
+    short = sum(0 < sampler.room(i) < arguments.max_new_tokens for i in ids)
     if short:
         terminal.warn(
             f"{short} of {len(ids)} prompts leave room for fewer than {arguments.max_new_tokens} "

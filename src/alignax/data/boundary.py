@@ -107,7 +107,9 @@ def fit(prompt_length: int, answers: Sequence[Sequence[int]], max_length: int) -
     """
     budget = max_length - prompt_length
     if budget < 1:
-        raise RowProblem("no_room", f"the prompt has {prompt_length} of {max_length} tokens")
+        raise RowProblem(
+            "no_room", f"the prompt has {prompt_length} tokens, data.max_length is {max_length}"
+        )
     kept = tuple(list(answer[:budget]) for answer in answers)
     if len(kept) > 1 and kept[0] == kept[1]:
         raise RowProblem("identical_after_cut", f"the first {budget} answer tokens are the same")

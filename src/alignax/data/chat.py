@@ -26,10 +26,10 @@ def load_template(tokenizer: PreTrainedTokenizerBase, file: str) -> None:
     """Give a tokenizer the chat template of a Jinja file.
 
     Raises:
-        UsageError: The file cannot be read.
+        UsageError: The file cannot be read, or is empty.
     """
     try:
-        tokenizer.chat_template = Path(file).read_text(encoding="utf-8")
+        text = Path(file).read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot read data.chat_template {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -37,6 +37,9 @@ def load_template(tokenizer: PreTrainedTokenizerBase, file: str) -> None:
             f"data.chat_template {file} is not UTF-8 text: {error.reason}",
             hint="name the file of the Jinja template itself",
         ) from error
+    if not text.strip():
+        raise UsageError(f"data.chat_template {file} is empty")
+    tokenizer.chat_template = text
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,8 @@ def probe(template: ChatTemplate, stop_ids: Sequence[int]) -> TemplateProbe:
         full = template.render([QUESTION, ANSWER])
     except RowProblem as problem:
         raise DataError(
-            f"the chat template cannot render a question: {problem.detail}"
+            f"the chat template of {template.name} cannot render a question: {problem.detail}",
+            hint="correct it, or give another with --data.chat_template FILE",
         ) from problem
     if ANSWER["content"] not in full:
         raise DataError(f"the chat template does not show an assistant's answer: {full!r}")

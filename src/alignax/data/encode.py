@@ -28,6 +28,12 @@ from alignax.records import Dropped, EncodedExample, Example
 ENCODING_VERSION = "3"
 """Raised whenever the ids of some row change; part of every cache key."""
 
+WAYS_OUT = {
+    "tools_lost": "give a template that shows tools with --data.chat_template FILE",
+    "tools_in_text": "--data.render chat makes turns of plain text",
+}
+"""What to do about problems that stop the reading."""
+
 LIKELY_ANSWERS = (ANSWER["content"], "$")
 """How answers may begin, where generation must guess whether a prompt's end merges with them."""
 
@@ -195,7 +201,9 @@ class Encoder:
     def _dropped(self, example: Example, problem: RowProblem) -> Dropped:
         """Count a row under its reason; a fatal one stops the reading."""
         if problem.fatal:
-            raise DataError(f"{row_name(example)}: {problem.detail}") from problem
+            raise DataError(
+                f"{row_name(example)}: {problem.detail}", hint=WAYS_OUT.get(problem.reason)
+            ) from problem
         return Dropped(example.row_id, problem.reason, problem.detail, example.place)
 
 

@@ -272,8 +272,11 @@ def spelled_turns(text: str) -> Any:
 def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
     """Read Parquet through ``datasets``."""
     import datasets
+    from pyarrow import parquet
 
     try:
+        if not parquet.read_metadata(path).num_rows:
+            return
         table = datasets.load_dataset(
             "parquet", data_files=glob.escape(str(path)), split="train", streaming=True
         )

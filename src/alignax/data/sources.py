@@ -212,5 +212,13 @@ def _write_arrow(records: Iterator[tuple[int, int, Any]], target: Path) -> None:
 
 
 def _unusual(value: Any) -> Any:
-    """Keep values of tables that JSON does not know as text."""
-    return f"<{len(value)} bytes>" if isinstance(value, bytes) else str(value)
+    """Keep values of tables that JSON does not know as text; bytes that are none as what they are.
+
+    An object is no text, so a row that needs such a value is dropped instead of learnt.
+    """
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"bytes": len(value)}

@@ -34,7 +34,10 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     if is_gguf(path):
         return _from_gguf(read_gguf(path))
     if not path.is_dir():
-        raise ModelError(f"no tokenizer at {path}: it is neither a folder nor a GGUF file")
+        raise ModelError(
+            f"no tokenizer at {path}: it is neither a folder nor a GGUF file",
+            hint="name a Hugging Face folder or a .gguf file",
+        )
     if not any((path / name).exists() for name in _FILES):
         raise ModelError(
             f"model folder {path} has no tokenizer (looked for {', '.join(_FILES)})",

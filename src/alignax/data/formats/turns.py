@@ -53,6 +53,9 @@ def turn(value: Any, field: str) -> Message:
     """
     if not isinstance(value, Mapping):
         raise RowProblem("wrong_type", f"{field} holds {type(value).__name__}, a turn expected")
+    if "role" not in value and "from" not in value:
+        keys = ", ".join(map(str, value)) or "none"
+        raise RowProblem("role", f"{field} has a turn without role (keys: {keys})")
     spoken = value.get("role", value.get("from"))
     role = ROLES.get(str(spoken).strip().lower())
     if role is None:
