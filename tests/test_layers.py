@@ -14,10 +14,12 @@ MAY_IMPORT = {
     "train": BASE | {"models", "losses", "metrics"},
     "generate": BASE | {"models"},
     "export": BASE | {"models"},
-    "evaluate": BASE | {"generate", "train", "losses", "models", "metrics"},
+    "judge": BASE | {"models", "metrics"},
+    "evaluate": BASE | {"generate", "judge", "train", "losses", "models", "metrics"},
     "report": BASE | {"metrics"},
     "cli": BASE | {
-        "data", "models", "losses", "metrics", "train", "generate", "export", "evaluate", "report",
+        "data", "models", "losses", "metrics", "train", "generate", "export", "judge", "evaluate",
+        "report",
     },
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ AlignaxError
 ├── ModelError      a model folder or file is unusable  (exit code 1)
 ├── RunError        a run folder, checkpoint or export  (exit code 1)
 │   └── SelfTestFailed   step-0 or first-update check   (exit code 1)
+├── JudgeError      a judge's endpoint refuses us       (exit code 1)
 ├── MissingExtra    an optional dependency is absent    (exit code 2)
 └── StoppedByGuard  a guard ended the run               (exit code 3)
 """
@@ -60,6 +61,10 @@ class RunError(AlignaxError):
 
 class SelfTestFailed(RunError):
     """The step-0 or first-update self-test found policy and reference in disagreement."""
+
+
+class JudgeError(AlignaxError):
+    """A judge's endpoint cannot be used at all."""
 
 
 class MissingExtra(AlignaxError):

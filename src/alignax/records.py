@@ -7,7 +7,7 @@ Array shapes use the letters of ``alignax.shapes``.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -210,6 +210,48 @@ class Score:
     low: float
     high: float
     n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two answers to one prompt, for a judge that is not told whose they are.
+
+    Attributes:
+        item_id: Stable name of the prompt; verdicts are joined by it.
+        answer: Of the candidate, whose win rate is asked for.
+        baseline: Of what the candidate is compared with.
+        reference: A known good answer, or empty.
+    """
+
+    item_id: str
+    prompt: str
+    answer: str
+    baseline: str
+    reference: str = ""
+
+
+Outcome = Literal["win", "loss", "tie", "unparsed", "refused", "error"]
+"""What a judgement of the candidate ended in; the last three are no verdict, but are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the judgement of one comparison ended, seen from the candidate.
+
+    Attributes:
+        raw: What the judge wrote, or what went wrong.
+        orders: Outcomes of the single judgements: candidate shown first, then second.
+    """
+
+    item_id: str
+    outcome: Outcome
+    raw: str = ""
+    orders: tuple[Outcome, ...] = ()
+
+    @property
+    def decided(self) -> bool:
+        """Whether there is a verdict: win, loss or tie."""
+        return self.outcome in ("win", "loss", "tie")
 
 
 @dataclass(frozen=True)

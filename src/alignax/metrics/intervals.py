@@ -49,3 +49,31 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> Score:
 def paired(before: Sequence[float] | np.ndarray, after: Sequence[float] | np.ndarray) -> Score:
     """Estimate the mean change of the same items, measured twice."""
     return mean_interval(np.asarray(after, np.float64) - np.asarray(before, np.float64))
+
+
+def bootstrap(
+    values: Sequence[float] | np.ndarray, *, resamples: int = 4000, seed: int = 0
+) -> Score:
+    """Estimate a mean with the percentile bootstrap (Efron 1979); items are resampled whole."""
+    sample = np.asarray(values, np.float64).ravel()
+    n = len(sample)
+    if n == 0:
+        return Score(math.nan, -math.inf, math.inf, 0)
+    generator = np.random.default_rng(seed)
+    means = np.array([generator.choice(sample, n).mean() for _ in range(resamples)])
+    tail = 50 * (1 - CONFIDENCE)
+    low, high = np.percentile(means, [tail, 100 - tail])
+    return Score(float(sample.mean()), float(low), float(high), n)
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """Two-sided p-value of the exact sign test: how surprising the split would be for a fair coin.
+
+    Ties are left out. 1.0 when nothing was decided.
+
+    >>> sign_test(9, 1)
+    0.021484375
+    """
+    n = wins + losses
+    tail = float(special.bdtr(min(wins, losses), n, 0.5)) if n else 1.0
+    return min(1.0, 2 * tail)
