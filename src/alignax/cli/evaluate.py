@@ -1,5 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure a model on held-out rows.
+"""Measure a model, or verdicts on its answers.
+
+  alignax evaluate heldout      loss, accuracy, margin, perplexity and KL on held-out pairs
+  alignax evaluate alpaca-eval  official statistics of an AlpacaEval annotations file
+  alignax evaluate mt-bench     tables of MT-Bench judgment files
+  alignax evaluate win-rate     two files of answers to the same prompts, by a judge
+
+`alignax evaluate WHAT --help` explains each.
+"""
+
+import argparse
+
+from alignax.cli import alpaca_eval, mt_bench, win_rate
+from alignax.cli.options import Parser, add_settings, require, settings_of
+from alignax.cli.score import ROW_SETTINGS
+
+HELDOUT = """Measure a model on held-out rows.
 
   alignax evaluate heldout --model runs/first                      the run's own held-out rows
   alignax evaluate heldout --model runs/first --data other.jsonl   other rows
@@ -10,27 +26,30 @@ Prints loss, accuracy, margin, perplexity of the chosen answers and KL a token, 
 reference, with 95 % intervals.
 """
 
-import argparse
-
-from alignax.cli.options import Parser, add_settings, require, settings_of
-from alignax.cli.score import ROW_SETTINGS
-
 
 def add_arguments(parser: Parser) -> None:
-    """Add the sub-verb and its flags."""
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="heldout")
+    """Add the sub-verbs and their flags."""
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="WHAT")
     about = "Loss, accuracy, margin, perplexity and KL on held-out pairs."
-    sub = verbs.add_parser("heldout", help=about, description=__doc__)
+    sub = verbs.add_parser("heldout", help=about, description=HELDOUT)
     sub.add_argument("--json", action="store_true", help="print JSON")
     sub.add_argument("--reference", metavar="MODEL", help="reference; default: without adapter")
     add_settings(
         sub, "model.", *ROW_SETTINGS, "loss.type", "loss.beta", "loss.label_smoothing",
         "train.microbatch_tokens", "mesh.",
     )  # fmt: skip
-    sub.set_defaults(parser=sub)
+    sub.set_defaults(parser=sub, run=heldout)
+    alpaca_eval.add_arguments(verbs)
+    mt_bench.add_arguments(verbs)
+    win_rate.add_arguments(verbs)
 
 
 def main(arguments: argparse.Namespace) -> int:
+    """Run the sub-verb."""
+    return arguments.run(arguments)
+
+
+def heldout(arguments: argparse.Namespace) -> int:
     """Evaluate held-out rows."""
     recipe = settings_of(arguments, method="dpo")
     require(recipe, "model.path")

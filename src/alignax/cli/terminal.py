@@ -40,6 +40,17 @@ def write_result(values: Mapping[str, Any] | Sequence[Any]) -> None:
     sys.stdout.write("\n")
 
 
+def finite(value: Any) -> Any:
+    """Replace numbers that JSON does not know (NaN, infinities) by null, at any depth."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
 def write_lines(records: Iterable[Any]) -> None:
     """Write JSON lines to stdout."""
     for record in records:

@@ -37,13 +37,21 @@ def render(report: RunReport) -> str:
             "Fingerprints", tables.fingerprints(report.fingerprints) if report.fingerprints else ""
         ),
     ]
+    footer = (
+        "Written by alignax from the files of the run folder; <code>alignax report</code> writes "
+        "it anew."
+    )
+    return page(report.title, "".join(sections), footer)
+
+
+def page(title: str, content: str, footer: str) -> str:
+    """Put content (HTML) into a page of its own."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(report.title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
-        f"{''.join(sections)}"
-        "<footer>Written by alignax from the files of the run folder; "
-        "<code>alignax report</code> writes it anew.</footer>\n</main>\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
+        f"{content}"
+        f"<footer>{footer}</footer>\n</main>\n</body>\n</html>\n"
     )
 
 
