@@ -6,9 +6,10 @@ import threading
 import pytest
 
 from alignax.errors import JudgeError, UsageError
+from alignax.judge.asking import Endpoint
 from alignax.judge.base import Opinion, Question
 from alignax.judge.cache import OpinionCache
-from alignax.judge.openai_api import Endpoint, OpenAIJudge, messages
+from alignax.judge.openai_api import OpenAIJudge, messages
 from alignax.judge.pacing import Backoff, Budget, Clock, Pace
 from tests.judge.fake_api import fake_api, reply
 

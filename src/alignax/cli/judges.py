@@ -60,7 +60,8 @@ def _rules(path: str) -> Judge:
 def _openai(arguments: argparse.Namespace, model: str) -> Judge:
     """Check the limits, and prepare the endpoint."""
     from alignax.cli import terminal
-    from alignax.judge.openai_api import Endpoint, Estimate, OpenAIJudge
+    from alignax.judge.asking import Endpoint
+    from alignax.judge.openai_api import Estimate, OpenAIJudge
 
     url = arguments.base_url
     local = url is not None and urlsplit(url).hostname in LOOPBACK

@@ -82,20 +82,6 @@ def read_annotations(
     values = np.array([_value(row, flipped[place]) for place, row in kept])
     out = (values < 1) | (values > 2)
     answers = [_answers(row, flipped[place]) for place, row in kept]
-    notes = []
-    if any(flipped.values()):
-        notes.append(
-            f"{sum(flipped.values())} of {len(chosen)} rows have the model first; turned round"
-        )
-    if repeated:
-        notes.append(f"{repeated} rows repeat another row and were counted once")
-    if out.any():
-        place = kept[int(np.argmax(out))][0]
-        shown = values[int(np.argmax(out))]
-        notes.append(
-            f"{int(out.sum())} preferences are not between 1 and 2 and were left out "
-            f"(first: {shown:g} at {place})"
-        )
     return Annotations(
         model=model,
         baseline=baseline,
@@ -105,8 +91,30 @@ def read_annotations(
         lengths=np.array([[_length(text) for text in pair] for pair in answers]),
         distinct_outputs=len({pair[1] for pair in answers if isinstance(pair[1], str)}),
         invalid=int(out.sum()),
-        notes=tuple(notes),
+        notes=tuple(_notes(kept, values, out, repeated, sum(flipped.values()))),
     )
+
+
+def _notes(
+    rows: Sequence[tuple[str, Any]],
+    values: np.ndarray,
+    out: np.ndarray,
+    repeated: int,
+    turned: int,
+) -> list[str]:
+    """Say what was unusual in the rows."""
+    found = []
+    if turned:
+        found.append(f"{turned} rows have the model first; turned round")
+    if repeated:
+        found.append(f"{repeated} rows repeat another row and were counted once")
+    if out.any():
+        first = int(np.argmax(out))
+        found.append(
+            f"{int(out.sum())} preferences are not between 1 and 2 and were left out "
+            f"(first: {values[first]:g} at {rows[first][0]})"
+        )
+    return found
 
 
 def head_to_head(preferences: np.ndarray) -> dict[str, float]:

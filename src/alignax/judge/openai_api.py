@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions → opinions of a model behind an OpenAI-compatible endpoint.
 
-Every question ends in an opinion: what cannot be had is `error`, counted and never cached. Only
-what no question can get past (a wrong key, an unknown model) ends the evaluation.
+Every question ends in an opinion: what cannot be had is `error`, counted and never cached.
 """
 
 import hashlib
@@ -10,15 +9,14 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from alignax.errors import JudgeError, MissingExtra, UsageError
+from alignax.errors import UsageError
+from alignax.judge.asking import Asker, Endpoint, token_bound
 from alignax.judge.base import Opinion, Question
 from alignax.judge.cache import OpinionCache
-from alignax.judge.pacing import Backoff, Budget, Clock, Pace, Patience
-from alignax.judge.replies import parse_label
+from alignax.judge.pacing import Budget, Clock, Pace, Patience
 
 SYSTEM = (
     "You compare two answers to one request. Judge what they say: whether they do what was asked, "
@@ -29,46 +27,6 @@ SYSTEM = (
 TEMPLATE = "<request>\n{prompt}\n</request>\n\n<A>\n{first}\n</A>\n\n<B>\n{second}\n</B>{reference}"
 REFERENCE = "\n\n<reference>\n{reference}\n</reference>"
 
-CHARACTERS_A_TOKEN = 3.0
-"""Fewer than English text has, so that the estimate is on the safe side."""
-
-FATAL = (401, 403, 404)
-RETRIED = (408, 409, 425, 429)
-MILLION = 1e6
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where and how to ask.
-
-    Attributes:
-        model: Model name.
-        base_url: Address of the API, up to ``/v1``; None: the client's default.
-        api_key: Key; None: from ``OPENAI_API_KEY``.
-        workers: Calls at a time.
-        per_minute: Calls a minute; None: no limit of our own.
-        tries: How often one question is asked at most.
-        timeout: Seconds of one call.
-        max_tokens: Tokens of one reply at most.
-        prices: Money a million input and output tokens.
-        max_cost: Hard cap on money.
-        options: Further fields of the request; null removes one.
-        patience: Failed questions in a row after which no more are asked.
-    """
-
-    model: str
-    base_url: str | None = None
-    api_key: str | None = None
-    workers: int = 8
-    per_minute: float | None = None
-    tries: int = 6
-    timeout: float = 60.0
-    max_tokens: int = 512
-    prices: tuple[float, float] = (0.0, 0.0)
-    max_cost: float = 5.0
-    options: Mapping[str, Any] = field(default_factory=dict)
-    patience: int = 10
-
 
 class Estimate(NamedTuple):
     """What the questions that are not cached will cost at most."""
@@ -78,14 +36,6 @@ class Estimate(NamedTuple):
     input_tokens: int
     output_tokens: int
     cost: float
-
-
-class Failure(NamedTuple):
-    """A try that brought no reply."""
-
-    why: str
-    again: bool
-    retry_after: float | None = None
 
 
 class OpenAIJudge:
@@ -114,7 +64,6 @@ class OpenAIJudge:
         self._announce = announce
         self._clock = clock or Clock()
         self._pace = Pace(endpoint.per_minute, self._clock)
-        self._backoff = Backoff()
         self._budget = Budget(endpoint.max_cost)
         self.name = endpoint.model
         self.family = _family(endpoint.model)
@@ -158,25 +107,22 @@ class OpenAIJudge:
 
     def estimate(self, questions: Sequence[Question], *, cached: int = 0) -> Estimate:
         """Bound what questions cost: a token every three characters, replies of full length."""
-        texts = ["".join(m["content"] for m in messages(q)) for q in questions]
-        tokens = [len(text.encode()) / CHARACTERS_A_TOKEN for text in texts]
-        inputs, outputs = int(sum(tokens)), len(texts) * self._endpoint.max_tokens
-        return Estimate(len(texts), cached, inputs, outputs, self._price(sum(tokens), outputs))
-
-    def _price(self, inputs: float, outputs: float) -> float:
-        one, two = self._endpoint.prices
-        return (inputs * one + outputs * two) / MILLION
+        inputs = sum(token_bound(messages(question)) for question in questions)
+        outputs = len(questions) * self._endpoint.max_tokens
+        cost = self._endpoint.price(inputs, outputs)
+        return Estimate(len(questions), cached, int(inputs), outputs, cost)
 
     def _ask_all(
         self, todo: Mapping[str, Question], done: Callable[[int], None]
     ) -> dict[str, Opinion]:
         """Ask with several workers; each final opinion is kept at once."""
-        client, patience = self._client(), Patience(self._endpoint.patience)
+        asker = Asker(self._endpoint, self._budget, self._pace, self._clock)
+        patience = Patience(self._endpoint.patience)
 
         def ask(key: str, question: Question) -> Opinion:
             if patience.lost:
                 return Opinion("error", "not asked: too many questions in a row failed")
-            opinion = self._ask(client, question)
+            opinion = asker.ask(messages(question))
             patience.note(failed=opinion.outcome == "error")
             self._cache.put(key, opinion)
             done(1)
@@ -188,99 +134,7 @@ class OpenAIJudge:
             return {key: future.result() for key, future in futures.items()}
         finally:
             pool.shutdown(cancel_futures=True)
-            client.close()
-
-    def _client(self) -> Any:
-        """Open the client; retries are ours, because they have to be paced and counted."""
-        try:
-            import openai
-        except ImportError as error:
-            raise MissingExtra("openai", extra="judge") from error
-        try:
-            return openai.OpenAI(
-                api_key=self._endpoint.api_key,
-                base_url=self._endpoint.base_url,
-                timeout=self._endpoint.timeout,
-                max_retries=0,
-            )
-        except openai.OpenAIError as error:
-            raise JudgeError(
-                f"no client for {self._endpoint.model}: {error}", hint="set OPENAI_API_KEY"
-            ) from error
-
-    def _ask(self, client: Any, question: Question) -> Opinion:
-        """Ask one question until it is answered, hopeless or tried often enough."""
-        text = messages(question)
-        size = sum(len(m["content"].encode()) for m in text) / CHARACTERS_A_TOKEN
-        worst = self._price(size, self._endpoint.max_tokens)
-        failure = Failure("never asked", again=False)
-        for attempt in range(self._endpoint.tries):
-            if not self._budget.reserve(worst):
-                return Opinion("error", f"the cost cap was reached; before: {failure.why}")
-            self._pace.wait()
-            spent = 0.0
-            try:
-                reply, spent = self._call(client, text, worst)
-            finally:
-                self._budget.settle(worst, spent)
-            if isinstance(reply, Opinion):
-                return reply
-            failure = reply
-            if not failure.again:
-                break
-            if attempt + 1 < self._endpoint.tries:
-                wait = self._backoff.seconds(attempt, failure.retry_after)
-                if failure.retry_after is not None:
-                    self._pace.hold(wait)
-                self._clock.sleep(wait)
-        return Opinion("error", failure.why)
-
-    def _call(
-        self, client: Any, text: list[dict[str, str]], worst: float
-    ) -> tuple[Opinion | Failure, float]:
-        """Make one call; the opinion, or what went wrong, and the cost.
-
-        A reply that was cut or came without counts may be charged in full, and is counted so.
-        """
-        import openai
-
-        request = {
-            "model": self._endpoint.model, "messages": text, "temperature": 0.0,
-            "max_tokens": self._endpoint.max_tokens,
-        } | dict(self._endpoint.options)  # fmt: skip
-        try:
-            reply = client.chat.completions.create(
-                **{name: value for name, value in request.items() if value is not None}
-            )
-            return _opinion(reply), self._cost(reply, worst)
-        except openai.APIStatusError as error:
-            return self._failure(error), 0.0
-        except (openai.APIError, ValueError, LookupError, TypeError, AttributeError) as error:
-            # Cut connections, time-outs, bodies that are no JSON or not of the API's form.
-            return Failure(f"{type(error).__name__}: {error}", again=True), worst
-
-    def _cost(self, reply: Any, worst: float) -> float:
-        usage = getattr(reply, "usage", None)
-        if usage is None or usage.prompt_tokens is None or usage.completion_tokens is None:
-            return worst
-        return self._price(usage.prompt_tokens, usage.completion_tokens)
-
-    def _failure(self, error: Any) -> Failure:
-        """Tell an error that passes from one that stays; one that stays for all is raised."""
-        status, why = error.status_code, f"HTTP {error.status_code}: {error.message}"
-        broke = getattr(error, "code", None) == "insufficient_quota"
-        if status in FATAL or broke:
-            hints = {
-                401: "check the key",
-                403: "check the key's rights",
-                404: "check model and URL",
-            }
-            raise JudgeError(
-                f"the endpoint refuses {self._endpoint.model}: {why}",
-                hint=hints.get(status, "top up the account") + "; verdicts so far are kept",
-            ) from error
-        again = status in RETRIED or status >= 500
-        return Failure(why, again, _retry_after(error.response.headers))
+            asker.close()
 
 
 def messages(question: Question) -> list[dict[str, str]]:
@@ -294,28 +148,6 @@ def messages(question: Question) -> list[dict[str, str]]:
     }
     text = re.sub(r"\{(\w+)\}", lambda found: parts[found[1]], TEMPLATE)
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
-
-
-def _opinion(reply: Any) -> Opinion:
-    """Read a reply; ValueError if it holds no message."""
-    choice = reply.choices[0]
-    refusal = getattr(choice.message, "refusal", None)
-    text = choice.message.content or ""
-    if refusal or choice.finish_reason == "content_filter":
-        return Opinion("refused", refusal or text or "content filter")
-    if not text:
-        raise ValueError("an empty reply")
-    return Opinion(parse_label(text), text)
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Read ``Retry-After`` in seconds (or in milliseconds, as some endpoints send it)."""
-    for name, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        try:
-            return max(0.0, float(headers[name]) * scale)
-        except (KeyError, ValueError):
-            continue
-    return None
 
 
 def _family(model: str) -> str:
