@@ -192,6 +192,9 @@ def test_stray_backslashes_are_read_as_they_stand(tmp_path, capsys):
     values = printed(capsys, "--annotations", file)
     assert values["n_total"] == 2
     assert values["avg_length"] == (len(r"a\user \u " + '" ' + r"\x") + len("answer 2")) / 2
+    lines = tmp_path / "annotations.jsonl"
+    lines.write_text("\n".join(json.dumps(row(n, 2)).replace("answer", r"\user") for n in (1, 2)))
+    assert printed(capsys, "--annotations", lines)["avg_length"] == len(r"\user 1")
     file.write_text(text[:-5])
     with pytest.raises(AlignaxError, match="not JSON at line 1"):
         printed(capsys, "--annotations", file)

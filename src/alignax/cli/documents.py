@@ -33,10 +33,12 @@ def read_rows(path: str, *, flag: str) -> list[tuple[str, Any]]:
     try:
         rows = [(f"{path}:{line}", row) for _, line, row in read_files([file])]
     except DataError as error:
-        if "escape" not in str(error.__cause__):
-            raise
-        return _with_escapes(file, path)
+        if "escape" in str(error):
+            return _with_escapes(file, path)
+        raise
     broken = [row for _, row in rows if isinstance(row, Broken)]
+    if any("escape" in row.error for row in broken):
+        return _with_escapes(file, path)
     if broken:
         raise DataError(
             f"{path}: {len(broken)} of {len(rows)} lines are not JSON",
@@ -47,14 +49,28 @@ def read_rows(path: str, *, flag: str) -> list[tuple[str, Any]]:
 
 
 def _with_escapes(file: Path, path: str) -> list[tuple[str, Any]]:
-    """Read a JSON list again, with stray backslashes doubled."""
+    """Read a JSON list or JSON lines again, with stray backslashes doubled."""
     opener = gzip.open if file.name.lower().endswith(".gz") else open
     with opener(file, "rt", encoding="utf-8-sig") as stream:
         text, count = BAD_ESCAPE.subn(r"\1\\\\", stream.read())  # type: ignore[arg-type]
     try:
-        value = json.loads(text)
+        whole = json.loads(text)
+        values = list(enumerate(whole if isinstance(whole, list) else [whole], 1))
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}: not JSON at line {error.lineno}: {error}") from error
+        if error.msg != "Extra data":
+            raise DataError(f"{path}: not JSON at line {error.lineno}: {error}") from error
+        values = _lines(text, path)
     terminal.warn(f"{path} has {count} backslashes that JSON does not know; read as they stand")
-    rows = value if isinstance(value, list) else [value]
-    return [(f"{path}:{number}", row) for number, row in enumerate(rows, 1)]
+    return [(f"{path}:{number}", row) for number, row in values]
+
+
+def _lines(text: str, path: str) -> list[tuple[int, Any]]:
+    """Parse one value a line."""
+    values = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            if line.strip():
+                values.append((number, json.loads(line)))
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}: not JSON at line {number}: {error}") from error
+    return values
