@@ -26,6 +26,10 @@ KINDS = {"single": ("model",), "pair": ("model_1", "model_2"), "review": ("answe
 """What tells the kind of a file: the keys of its first row."""
 
 
+MODELS_A_TABLE = 3
+"""Columns that fit a terminal of 80."""
+
+
 def add_arguments(verbs: Any) -> None:
     """Add the sub-verb and its flags."""
     sub: Parser = verbs.add_parser("mt-bench", help=ABOUT, description=__doc__)
@@ -100,11 +104,12 @@ def _show_grades(arguments: argparse.Namespace, files: Mapping[str, Any]) -> int
         for model, s in scores.items()
     ]  # fmt: skip
     terminal.show_table(f"MT-Bench by {grades[0].judge}, 95 % intervals", head, rows)
-    rows = [
-        (model, *(f"{s.categories[n].value:.2f}" if n in s.categories else "-" for n in names))
-        for model, s in scores.items()
-    ]
-    terminal.show_table("both turns, by category", ("model", *names), rows)
+    models = list(scores)
+    for start in range(0, len(models), MODELS_A_TABLE):
+        part = models[start : start + MODELS_A_TABLE]
+        cells = [(n, *(_score(scores[m].categories[n]) if n in scores[m].categories else "-"
+                       for m in part)) for n in names]  # fmt: skip
+        terminal.show_table("both turns, by category", ("category", *part), cells)
     for note in notes:
         terminal.warn(note)
     return 0
