@@ -187,11 +187,11 @@ def _show_matches(arguments: argparse.Namespace, files: Mapping[str, Any], kind:
         result = {"judge": matches[0].judge, "models": models, "orders": asdict(judge)}
         terminal.write_result(terminal.finite(result | {"warnings": notes}))
         return 0
-    with_scores = any(s.mean_score is not None for s in table.values())
+    with_scores = any(s.total_score is not None for s in table.values())
     head = ("model", "won", "tied", "lost", "failed", "win rate, ties half")
     rows = [
         (model, str(s.wins), str(s.ties), str(s.losses), str(s.failed), _score(s.adjusted, 3),
-         *((f"{s.total_score:g}", f"{s.mean_score.value:.3f}") if with_scores else ()))
+         *((f"{s.total_score:g}", f"{s.mean_score.value:.3f}") if s.mean_score else ()))
         for model, s in table.items()
     ]  # fmt: skip
     head += ("total", "mean") if with_scores else ()

@@ -160,23 +160,27 @@ def _game(row: Mapping[str, Any], game: str, winners: Mapping[str, Outcome]) -> 
 def _review(row: Any, names: Mapping[str, str], default: tuple[str, str]) -> Match:
     """Read one review; ValueError says what is wrong."""
     question = _question(row)
-    score = row.get("score")
+    score: Any = row.get("score")
     if score is None and isinstance(row.get("text"), str):
         found = re.match(r"\s*(\d+(?:\.\d+)?)[\s,]+(\d+(?:\.\d+)?)\s*(?:\n|$)", row["text"])
         score = [float(part) for part in found.groups()] if found else [-1, -1]
-    numbers = isinstance(score, list) and len(score) == 2
-    if not numbers or not all(
-        isinstance(s, int | float) and not isinstance(s, bool) for s in score
-    ):
+    if not isinstance(score, list) or len(score) != 2 or not all(map(_is_number, score)):
         raise ValueError(f"score is {score!r}, not two numbers")
     one, two = map(float, score)
-    models = tuple(names.get(row.get(f"answer{n}_id", ""), default[n - 1]) for n in (1, 2))
+    models = (
+        names.get(row.get("answer1_id", ""), default[0]),
+        names.get(row.get("answer2_id", ""), default[1]),
+    )
     judge = re.sub(r"-[a-z]+$", "", str(row.get("reviewer_id", "unknown")))
     failed = min(one, two) < 0
     outcome: Outcome = "unparsed" if failed else "win" if one > two else "loss"
     outcome = "tie" if one == two and not failed else outcome
     verdict = Verdict(f"{question}:1", outcome, str(row.get("text", "")), (outcome,))
     return Match(question, models, judge, verdict, None if failed else (one, two))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def standings(matches: Sequence[Match], baseline: str | None = None) -> dict[str, Standing]:
