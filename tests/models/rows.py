@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from alignax.models.attention import Layout
 from alignax.shapes import TILE
 
 
@@ -39,15 +40,21 @@ def shared_prefix_rows(examples_by_row, token_count, *, vocab_size=64, seed=0, u
     return Rows(*map(jnp.asarray, (ids, positions, segments, branches, tiles)))
 
 
-def slow_mask(segments, branches):
-    """The shared-prefix rule, token by token: [b, q, k]."""
+def layout_of(rows):
+    """What attention takes of rows."""
+    return Layout(rows.positions, rows.segments, rows.branches, rows.tiles)
+
+
+def slow_mask(segments, branches, positions=None, window=None):
+    """The shared-prefix rule and the window, token by token: [b, q, k]."""
     segments, branches = np.asarray(segments), np.asarray(branches)
     b, t = segments.shape
     mask = np.zeros((b, t, t), bool)
     for row, q in np.ndindex(b, t):
         for k in range(q + 1):
             same = segments[row, q] == segments[row, k] > 0
-            mask[row, q, k] = same and branches[row, k] in (0, branches[row, q])
+            near = window is None or positions[row, q] - positions[row, k] < window
+            mask[row, q, k] = same and near and branches[row, k] in (0, branches[row, q])
     return mask
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from alignax.models.attention import AttentionSpec
 from alignax.models.cache import init_cache
 from alignax.models.config import DecoderConfig, RopeScaling
 from alignax.models.decoder import random_model
@@ -19,14 +20,16 @@ from alignax.shapes import TILE
 from tests.models.rows import shared_prefix_rows
 
 CONFIG = DecoderConfig("llama", 64, 32, 48, 2, 4, 2, 8, tie_embeddings=True)
+# A local layer, then a global one, with capped and differently scaled scores.
+LOCAL = dataclasses.replace(CONFIG, windows=(6, None), attention=AttentionSpec(0.6, 2.0))
 # The second example lies across an edge of tiles.
 EXAMPLES = [(40, 20, 30), (60, 33, 21), (5, 1, 4)]
 
 
 @functools.cache
-def adapted_model(dtype=jnp.float32):
+def adapted_model(dtype=jnp.float32, config=CONFIG):
     """Weights large enough to matter, and an adapter that changes the output."""
-    model = random_model(CONFIG, seed=0, dtype=dtype)
+    model = random_model(config, seed=0, dtype=dtype)
     for path, leaf in nnx.iter_graph(model):
         if isinstance(leaf, nnx.Param) and path[-1] == "kernel":
             leaf[...] = 8 * leaf[...]
@@ -36,10 +39,12 @@ def adapted_model(dtype=jnp.float32):
     return model
 
 
-@pytest.mark.parametrize("attention", ["tiled", "dense"])
-def test_packed_row_equals_ordinary_rows(attention):
+@pytest.mark.parametrize(
+    ("attention", "config"), [("tiled", CONFIG), ("dense", CONFIG), ("tiled", LOCAL)]
+)
+def test_packed_row_equals_ordinary_rows(attention, config):
     """[p c r] packed with others = [p c] and [p r] alone, padded."""
-    model = adapted_model()
+    model = adapted_model(config=config)
     packed = shared_prefix_rows([EXAMPLES], 2 * TILE)
     hidden_td = jax.jit(lambda *x: model.hidden(*x, attention=attention))(*packed)[0]
     plain = shared_prefix_rows([[(e[0] + n,)] for e in EXAMPLES for n in e[1:]], TILE)
@@ -55,9 +60,10 @@ def test_packed_row_equals_ordinary_rows(attention):
         np.testing.assert_allclose(hidden_td[source], want[row, : len(source)], rtol=0, atol=1e-5)
 
 
-def test_cached_decoding_equals_the_full_forward():
+@pytest.mark.parametrize("config", [CONFIG, LOCAL])
+def test_cached_decoding_equals_the_full_forward(config):
     """A left-padded prompt at once, then one token a call; rows of different lengths."""
-    model = adapted_model()
+    model = adapted_model(config=config)
     lengths, prompt, steps = (9, 14), 10, 5
     rows = shared_prefix_rows([[(n,)] for n in lengths], TILE)
     want = jax.jit(lambda *x: model.hidden(*x, attention="dense"))(*rows)
@@ -81,6 +87,17 @@ def test_cached_decoding_equals_the_full_forward():
         expected = want[jnp.arange(2), place]
         np.testing.assert_allclose(hidden_btd[:, 0], expected, rtol=0, atol=1e-5)
     assert cache.length == prompt + steps
+
+
+def test_windows_and_caps_change_the_output():
+    rows = shared_prefix_rows([[(14,)]], TILE)
+    windowed = adapted_model(config=dataclasses.replace(CONFIG, windows=(6, None)))
+    plain, local = (
+        jax.jit(lambda *x, model=model: model.hidden(*x, attention="dense"))(*rows)
+        for model in (adapted_model(), windowed)
+    )
+    np.testing.assert_allclose(local[0, :6], plain[0, :6], rtol=0, atol=1e-5)
+    assert float(jnp.abs(local[0, 6:14] - plain[0, 6:14]).max(-1).min()) > 1e-3
 
 
 def grad_of(model, rows, remat):

@@ -4,6 +4,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from alignax.models.attention import PLAIN, AttentionSpec
+
 
 @dataclass(frozen=True)
 class RopeScaling:
@@ -45,6 +47,9 @@ class DecoderConfig:
         attention_bias: Whether q, k, v and o have a bias.
         mlp_bias: Whether gate, up and down have a bias.
         max_positions: Longest sequence that the model was made for.
+        windows: How far back each layer attends, the token itself included; None for a layer
+            without limit. Empty: no layer has one.
+        attention: What is done to the scores.
     """
 
     family: str
@@ -62,6 +67,8 @@ class DecoderConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     max_positions: int = 2048
+    windows: tuple[int | None, ...] = ()
+    attention: AttentionSpec = PLAIN
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:

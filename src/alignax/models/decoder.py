@@ -24,7 +24,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from alignax.models.attention import SAVED, dense_attention, masked_attention, tiled_attention
+from alignax.models.attention import BACKENDS, GLOBAL, SAVED, Layout, masked_attention
 from alignax.models.cache import KVCache, extend
 from alignax.models.config import DecoderConfig
 from alignax.models.layers import GatedMLP, Linear, RMSNorm, rotary_angles, rotate, split_key
@@ -148,15 +148,15 @@ class Decoder(nnx.Module):
             adapter: Whether the adapter takes part.
             dropout_key: ``DropoutKey`` of the adapter's dropout; None for none.
             remat: ``"none"``, ``"dots"`` (keep the projections' outputs) or ``"full"``.
-            attention: ``"tiled"`` or ``"dense"``.
+            attention: Key of ``models.attention.BACKENDS``.
         """
+        layout = Layout(positions_bt, segments_bt, branches_bt, tiles_bm2)
+        spec = self.config.attention
 
-        def attend(q: Any, k: Any, v: Any) -> Any:
-            if attention == "dense":
-                return dense_attention(q, k, v, segments_bt, branches_bt), None
-            return tiled_attention(q, k, v, segments_bt, branches_bt, tiles_bm2), None
+        def attention_of(_: Any, window: Any) -> Callable[..., Any]:
+            return lambda q, k, v: (BACKENDS[attention](q, k, v, layout, window, spec), None)
 
-        x, _ = self._scan(ids_bt, positions_bt, lambda _: attend, adapter, dropout_key, remat, None)
+        x, _ = self._scan(ids_bt, positions_bt, attention_of, adapter, dropout_key, remat, None)
         return self.final_norm(x)
 
     def decode(
@@ -179,14 +179,18 @@ class Decoder(nnx.Module):
             Final hidden states and the grown cache.
         """
         seen_bc = extend(cache.positions, positions_bt, cache.length)
-        mask_btc = (seen_bc[:, None] >= 0) & (seen_bc[:, None] <= positions_bt[..., None])
+        back_btc = positions_bt[..., None] - seen_bc[:, None]
+        mask_btc = (seen_bc[:, None] >= 0) & (back_btc >= 0)
 
-        def remember(memory: Any) -> Callable[..., Any]:
+        def remember(memory: Any, window: Any) -> Callable[..., Any]:
+            seen_btc = mask_btc if window is None else mask_btc & (back_btc < window)
+
             def attend(q: Any, k: Any, v: Any) -> Any:
                 keys, values = (
                     extend(old, new, cache.length) for old, new in zip(memory, (k, v), strict=True)
                 )
-                return masked_attention(q, keys, values, mask_btc), (keys, values)
+                values_btnh = masked_attention(q, keys, values, seen_btc, self.config.attention)
+                return values_btnh, (keys, values)
 
             return attend
 
@@ -198,11 +202,17 @@ class Decoder(nnx.Module):
         return self.final_norm(x), KVCache(keys, values, seen_bc, length)
 
     def _scan(
-        self, ids_bt: Any, positions_bt: Any, attend: Callable[[Any], Callable[..., Any]],
+        self, ids_bt: Any, positions_bt: Any, attend: Callable[[Any, Any], Callable[..., Any]],
         adapter: bool, dropout_key: Any, remat: str, memory: Any,
     ) -> tuple[Any, Any]:  # fmt: skip
-        """Scan the layers; ``memory`` has a leading layer axis and comes back updated."""
+        """Scan the layers; ``memory`` has a leading layer axis and comes back updated.
+
+        ``attend(memory of the layer, window of the layer)`` makes what the layer attends by.
+        """
         config = self.config
+        windows = None
+        if any(w is not None for w in config.windows):
+            windows = jnp.array([GLOBAL if w is None else w for w in config.windows], jnp.int32)
         x = self.embed.weight[...][ids_bt]
         rotary = rotary_angles(
             positions_bt, config.head_dim, config.rope_theta, config.rope_scaling
@@ -210,13 +220,14 @@ class Decoder(nnx.Module):
         graphdef, state = nnx.split(self.layers)
 
         def layer(x: Any, xs: Any) -> tuple[Any, Any]:
-            parameters, index, part = xs
+            parameters, index, part, window = xs
             key = None if dropout_key is None else dropout_key.fold(index)
-            return nnx.merge(graphdef, parameters)(x, rotary, attend(part), adapter, key)
+            return nnx.merge(graphdef, parameters)(x, rotary, attend(part, window), adapter, key)
 
         if remat != "none":
             layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False)
-        return jax.lax.scan(layer, x, (state, jnp.arange(config.layer_count), memory))
+        index = jnp.arange(config.layer_count)
+        return jax.lax.scan(layer, x, (state, index, memory, windows))
 
 
 def random_model(config: DecoderConfig, *, seed: int, dtype: Any = jnp.float32) -> Decoder:

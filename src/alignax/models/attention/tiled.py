@@ -1,97 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries, keys and values of packed rows → attended values, under the shared-prefix mask.
+"""Attention within the live tiles of packed rows, in plain JAX.
 
-Query token q may attend to key token k iff both have the same segment, k ≤ q in the row, and the
-key's branch is 0 (prompt) or the query's own. ``dense_attention`` is the oracle. In
-``tiled_attention`` a row is cut into tiles of ``TILE`` tokens and only the tile pairs that hold an
-allowed (q, k) are computed (the packer lists them), so the cost grows with what can attend and not
-with the square of the row. One pair is computed after another, with a running softmax (Milakov &
-Gimelshein 2018), so that a pair's scores stay in the cache; the backward pass keeps the output and
-the log of the softmax's denominator and computes the scores again (Dao et al. 2022).
+A row is cut into tiles of ``TILE`` tokens and only the tile pairs that hold an allowed (q, k) are
+computed (the packer lists them), so the cost grows with what can attend and not with the square of
+the row. One pair is computed after another, with a running softmax (Milakov & Gimelshein 2018), so
+that a pair's scores stay in the cache; the backward pass keeps the output and the log of the
+softmax's denominator and computes the scores again (Dao et al. 2022).
 """
+
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
+from alignax.models.attention.mask import (
+    FLOOR,
+    MASKED,
+    PLAIN,
+    SAVED,
+    AttentionSpec,
+    Layout,
+    Marks,
+    allowed,
+    tiles_within,
+)
 from alignax.shapes import TILE
-
-MASKED = -1e30
-"""Finite, so that a fully masked row gives zeros and not NaN."""
-
-FLOOR = -1e29
-"""Least peak of a row's scores: far above ``MASKED``, so that masked scores weigh exactly 0."""
-
-SAVED = "attention"
-"""Name under which a checkpoint policy keeps what the backward pass of tiled attention needs."""
-
-
-def allowed(
-    query_index: Int[Array, "... q"],
-    key_index: Int[Array, "... k"],
-    query_segment: Int[Array, "... q"],
-    key_segment: Int[Array, "... k"],
-    query_branch: Int[Array, "... q"],
-    key_branch: Int[Array, "... k"],
-) -> Bool[Array, "..."]:
-    """Evaluate the shared-prefix rule for all (query, key) of the last axes."""
-    q, k = (..., slice(None), None), (..., None, slice(None))
-    same = (query_segment[q] == key_segment[k]) & (query_segment[q] > 0)
-    before = key_index[k] <= query_index[q]
-    branch = (key_branch[k] == 0) | (key_branch[k] == query_branch[q])
-    return same & before & branch
-
-
-def dense_attention(
-    q_btnh: Float[Array, "b t n h"],
-    k_btkh: Float[Array, "b t k h"],
-    v_btkh: Float[Array, "b t k h"],
-    segments_bt: Int[Array, "b t"],
-    branches_bt: Int[Array, "b t"],
-) -> Float[Array, "b t n h"]:
-    """Attend by the full t × t score matrix; padding rows give zeros."""
-    index = jnp.arange(q_btnh.shape[1])[None]
-    mask_btt = allowed(index, index, segments_bt, segments_bt, branches_bt, branches_bt)
-    return masked_attention(q_btnh, k_btkh, v_btkh, mask_btt)
-
-
-def masked_attention(
-    q_btnh: Float[Array, "b t n h"],
-    k_bckh: Float[Array, "b c k h"],
-    v_bckh: Float[Array, "b c k h"],
-    mask_btc: Bool[Array, "b t c"],
-) -> Float[Array, "b t n h"]:
-    """Attend under an explicit mask, heads grouped by key head, softmax in float32."""
-    b, t, n, h = q_btnh.shape
-    heads = k_bckh.shape[2]
-    grouped = q_btnh.reshape(b, t, heads, n // heads, h)
-    scores = jnp.einsum(
-        "btkgh,bckh->bkgtc", grouped, k_bckh, preferred_element_type=jnp.float32
-    ) * (h**-0.5)
-    mask = mask_btc[:, None, None]
-    weights = jax.nn.softmax(jnp.where(mask, scores, MASKED), axis=-1)
-    weights = jnp.where(mask, weights, 0.0).astype(v_bckh.dtype)
-    return jnp.einsum("bkgtc,bckh->btkgh", weights, v_bckh).reshape(b, t, n, h)
 
 
 def tiled_attention(
     q_btnh: Float[Array, "b t n h"],
     k_btkh: Float[Array, "b t k h"],
     v_btkh: Float[Array, "b t k h"],
-    segments_bt: Int[Array, "b t"],
-    branches_bt: Int[Array, "b t"],
-    tiles_bm2: Int[Array, "b m 2"],
+    layout: Layout,
+    window: Any = None,
+    spec: AttentionSpec = PLAIN,
 ) -> Float[Array, "b t n h"]:
     """Attend within the listed tile pairs only; equal to ``dense_attention``.
 
     t is a multiple of ``TILE``. Pairs may come in any order; unused entries are negative and cost
-    nothing at the end of the list.
+    nothing at the end of the list, as do pairs that the window rules out.
     """
     b, t, n, h = q_btnh.shape
     heads = k_btkh.shape[2]
-    marks = tuple(x.reshape(b, -1, TILE) for x in (segments_bt, branches_bt))
-    out = _attend(*(_to_tiles(x, heads) for x in (q_btnh, k_btkh, v_btkh)), marks, tiles_bm2)
+    marks = tuple(x.reshape(b, -1, TILE) for x in layout[:3])
+    tiled = (_to_tiles(x, heads) for x in (q_btnh, k_btkh, v_btkh))
+    out = _attend(spec, *tiled, marks, tiles_within(layout, window), window)
     out = out.reshape(b, t // TILE, heads, n // heads, TILE, h).transpose(0, 1, 4, 2, 3, 5)
     return out.reshape(b, t, n, h)
 
@@ -117,16 +73,15 @@ def _put(x, value, tile_b):
     )
 
 
-def _tile_mask(marks, tiles_b2):
-    """Shared-prefix rule within one tile pair of each row: [b, 1, 1, TILE, TILE]."""
+def _tile_mask(marks, tiles_b2, window):
+    """Evaluate the mask within one tile pair of each row: [b, 1, 1, TILE, TILE]."""
 
     def facts(tile_b):
         index_bt = tile_b[:, None] * TILE + jnp.arange(TILE)[None]
-        return index_bt, *(_get(x, jnp.maximum(tile_b, 0)) for x in marks)
+        return Marks(index_bt, *(_get(x, jnp.maximum(tile_b, 0)) for x in marks))
 
-    queries, keys = (facts(tile_b) for tile_b in tiles_b2.T)
-    pairs = (x for both in zip(queries, keys, strict=True) for x in both)
-    return (allowed(*pairs) & (tiles_b2[:, :1, None] >= 0))[:, None, None]
+    rule = allowed(*(facts(tile_b) for tile_b in tiles_b2.T), window)
+    return (rule & (tiles_b2[:, :1, None] >= 0))[:, None, None]
 
 
 def _over_tiles(tiles_bm2, body, carry):
@@ -141,22 +96,22 @@ def _over_tiles(tiles_bm2, body, carry):
     return jax.lax.fori_loop(0, end, step, carry)
 
 
-@jax.custom_vjp
-def _attend(q, k, v, marks, tiles_bm2):
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(spec, q, k, v, marks, tiles_bm2, window):
     """Attend; q is [b, tiles, k, groups · TILE, h], k and v are [b, tiles, k, TILE, h]."""
-    return _attend_forward(q, k, v, marks, tiles_bm2)[0]
+    return _attend_forward(spec, q, k, v, marks, tiles_bm2, window)[0]
 
 
-def _attend_forward(q, k, v, marks, tiles_bm2):
+def _attend_forward(spec, q, k, v, marks, tiles_bm2, window):
     *batch, heads, rows, h = q.shape
     groups = rows // TILE
-    scale = h**-0.5
+    scale = spec.scale_of(h)
 
     def body(carry, tiles_b2, query_b, key_b):
         values, peak, total = carry
-        mask = _tile_mask(marks, tiles_b2)
+        mask = _tile_mask(marks, tiles_b2, window)
         scores = _product("bkqh,bkch->bkqc", _get(q, query_b), _get(k, key_b)) * scale
-        scores = scores.reshape(-1, heads, groups, TILE, TILE)
+        scores = spec.capped(scores).reshape(-1, heads, groups, TILE, TILE)
         scores = jnp.where(mask, scores, MASKED).reshape(-1, heads, rows, TILE)
         old = _get(peak, query_b)
         new = jnp.maximum(jnp.maximum(old, scores.max(-1)), FLOOR)
@@ -173,29 +128,30 @@ def _attend_forward(q, k, v, marks, tiles_bm2):
     safe = jnp.where(total > 0, total, 1.0)
     out = checkpoint_name((values / safe[..., None]).astype(q.dtype), SAVED)
     log_total = checkpoint_name(jnp.where(total > 0, peak + jnp.log(safe), 0.0), SAVED)
-    return out, (q, k, v, marks, tiles_bm2, out, log_total)
+    return out, (q, k, v, marks, tiles_bm2, window, out, log_total)
 
 
-def _attend_backward(kept, grad):
-    q, k, v, marks, tiles_bm2, out, log_total = kept
+def _attend_backward(spec, kept, grad):
+    q, k, v, marks, tiles_bm2, window, out, log_total = kept
     *batch, heads, rows, h = q.shape
     groups = rows // TILE
-    scale = h**-0.5
+    scale = spec.scale_of(h)
     inner = (grad.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
 
     # Keys are the rows of every score matrix here: three of the four products that use the
     # weights then need no transposition, which costs more than a product on a CPU.
     def body(carry, tiles_b2, query_b, key_b):
         dq, dk, dv = carry
-        mask = _tile_mask(marks, tiles_b2).swapaxes(-1, -2).swapaxes(2, 3)
+        mask = _tile_mask(marks, tiles_b2, window).swapaxes(-1, -2).swapaxes(2, 3)
         queries, keys, grads = _get(q, query_b), _get(k, key_b), _get(grad, query_b)
-        scores = _product("bkch,bkqh->bkcq", keys, queries) * scale
+        scores = spec.capped(_product("bkch,bkqh->bkcq", keys, queries) * scale)
         weights = jnp.exp(scores - _get(log_total, query_b)[:, :, None])
         weights = weights.reshape(-1, heads, TILE, groups, TILE)
         weights = jnp.where(mask, weights, 0.0).reshape(-1, heads, TILE, rows)
         d_values = _product("bkcq,bkqh->bkch", weights.astype(v.dtype), grads)
         d_weights = _product("bkch,bkqh->bkcq", _get(v, key_b), grads)
-        d_scores = (weights * (d_weights - _get(inner, query_b)[:, :, None])).astype(q.dtype)
+        d_scores = weights * (d_weights - _get(inner, query_b)[:, :, None])
+        d_scores = spec.through_cap(d_scores, scores).astype(q.dtype)
         d_queries = _product("bkch,bkcq->bkhq", keys, d_scores)
         d_keys = _product("bkcq,bkqh->bkch", d_scores, queries)
         return (
@@ -208,7 +164,7 @@ def _attend_backward(kept, grad):
     carry = (jnp.zeros((*batch, heads, h, rows), jnp.float32), zeros, zeros)
     dq, dk, dv = _over_tiles(tiles_bm2, body, carry)
     dq = (dq.swapaxes(-1, -2) * scale).astype(q.dtype)
-    return dq, (dk * scale).astype(k.dtype), dv.astype(v.dtype), None, None
+    return dq, (dk * scale).astype(k.dtype), dv.astype(v.dtype), None, None, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queries, keys and values of packed rows → attended values: one interface, several ways.
+
+Every way is ``attend(q_btnh, k_btkh, v_btkh, layout, window, spec) -> values_btnh`` and equals
+``dense_attention``. ``window`` is a traced scalar, so layers with and without one run in one scan.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from alignax.models.attention.dense import dense_attention, masked_attention
+from alignax.models.attention.mask import GLOBAL, PLAIN, SAVED, AttentionSpec, Layout
+from alignax.models.attention.tiled import tiled_attention
+
+__all__ = [
+    "BACKENDS", "GLOBAL", "PLAIN", "SAVED", "AttentionSpec", "Layout", "dense_attention",
+    "masked_attention", "tiled_attention",
+]  # fmt: skip
+
+BACKENDS: dict[str, Callable[..., Any]] = {"dense": dense_attention, "tiled": tiled_attention}
+"""Name → way of attending."""
