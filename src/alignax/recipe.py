@@ -34,6 +34,10 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="dtype of the base"
     )
+    attention: Literal["auto", "dense", "tiled", "pallas"] = Field(
+        default="auto",
+        description="auto: pallas kernels on TPU and GPU, checked first; tiled elsewhere",
+    )
 
 
 class DataSection(Section):

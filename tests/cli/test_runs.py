@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alignax.cli import attending
+from alignax.models.attention import BACKENDS
 from alignax.models.weights import load_model
 from tests.cli.tiny_model import QUICK, alignax, byte_tokenizer, pairs, read_lines, write_rows
 
@@ -59,6 +61,24 @@ def test_dpo_prints_its_summary_as_data_only(tiny, dpo_run, capsys):
 def losses(run):
     """Training losses of a run."""
     return [line["loss"] for line in read_lines(run / "metrics.jsonl") if line["kind"] == "train"]
+
+
+def test_an_attention_kernel_that_fails_is_replaced_and_named(tiny, dpo_run, capsys, monkeypatch):
+    """A machine with kernels that do not compile: the run of tiled attention, and a notice."""
+
+    def broken(*_):
+        raise NotImplementedError("no such instruction")
+
+    monkeypatch.setattr(attending, "platform", lambda: "tpu")
+    monkeypatch.setitem(BACKENDS, "pallas", broken)
+    run = tiny / "runs" / "broken-kernel"
+    words = ("--model", tiny / "model", "--data", tiny / "pairs.jsonl", "--output", run)
+    assert alignax("dpo", *words, *QUICK) == 0
+    cause = "NotImplementedError: no such instruction"
+    assert f"tiled instead: {cause}" in capsys.readouterr().err
+    (event,) = [e for e in read_lines(run / "events.jsonl") if e["kind"] == "attention"]
+    assert event["message"].endswith(cause)
+    assert losses(run) == losses(dpo_run)
 
 
 def test_split_keeps_prompts_apart(dpo_run):

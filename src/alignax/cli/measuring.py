@@ -4,6 +4,7 @@
 from typing import NamedTuple
 
 from alignax.cli import terminal
+from alignax.cli.attending import with_attention
 from alignax.cli.from_run import run_model, run_recipe, with_run_settings
 from alignax.cli.loading import (
     Policy,
@@ -65,7 +66,8 @@ def evaluate_heldout(recipe: Recipe, reference: str | None) -> tuple[dict[str, f
         microbatch_tokens=recipe.train.microbatch_tokens,
         rows=recipe.mesh.data * recipe.mesh.fsdp,
     )
-    step = build_eval_step(sides.network, reference_adapter=sides.adapter)
+    network, _ = with_attention(sides.network, policy, recipe.model, plan.shape.t)
+    step = build_eval_step(network, reference_adapter=sides.adapter)
     with terminal.progress("held-out rows", len(rows)) as advance:
         batches = (place_batch(b, policy.mesh) for _, b in step_batches(rows, plan))
         scores = score_heldout(step, sides.policy, sides.reference, batches, len(rows), 2, advance)

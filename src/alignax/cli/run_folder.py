@@ -18,6 +18,7 @@ from alignax.recipe import Recipe, build_recipe, dump_recipe, flatten
 IRRELEVANT_TO_RESUME = (
     "output", "train.resume", "train.keep", "train.log_steps", "export.", "data.cache", "mesh.",
     "data.path", "data.eval_path", "data.chat_template", "model.path", "model.adapter",
+    "model.attention",
 )  # fmt: skip
 """Settings that may change between a run and its continuation (another machine, for example).
 

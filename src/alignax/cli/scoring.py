@@ -4,6 +4,7 @@
 from typing import Any
 
 from alignax.cli import terminal
+from alignax.cli.attending import with_attention
 from alignax.cli.from_run import with_run_settings
 from alignax.cli.loading import build_encoder, load_policy, load_rows, warn_of_positions
 from alignax.data.pipeline import step_batches
@@ -36,6 +37,7 @@ def score_file(recipe: Recipe) -> list[dict[str, Any]]:
             microbatch_tokens=recipe.train.microbatch_tokens,
             rows=recipe.mesh.data * recipe.mesh.fsdp,
         )
+        network, _ = with_attention(network, policy, model, plan.shape.t)
         step = build_score_step(network, adapter=True)
         with terminal.progress("rows", len(rows)) as advance:
             batches = (place_batch(b, policy.mesh) for _, b in step_batches(rows, plan))

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 import alignax
+from alignax.cli.attending import with_attention
 from alignax.cli import terminal
 from alignax.cli.loading import (
     Policy,
@@ -53,6 +54,7 @@ class Setup:
     reference_plan: ReferencePlan
     identity: ReferenceIdentity
     plan: Plan
+    attention_notice: str | None
 
     @property
     def answers(self) -> int:
@@ -92,9 +94,12 @@ def prepare(recipe: Recipe) -> Setup:
         packing=recipe.train.packing,
     )
     warn_of_long_rows(recipe, plan)
+    network, notice = with_attention(
+        network, policy, recipe.model, max(plan.shape.t, recipe.train.microbatch_tokens)
+    )
     return Setup(
         recipe, folder, policy, encoder, train, held_out, reports, objective, network, start,
-        reference, reference_plan, identity, plan,
+        reference, reference_plan, identity, plan, notice,
     )  # fmt: skip
 
 

@@ -17,7 +17,6 @@ from alignax.data.pipeline import step_batches
 from alignax.data.plan import Plan, scoring_plan
 from alignax.evaluate.heldout import build_eval_step, score_heldout, summarize_pairs, summarize_sft
 from alignax.models.sharding import commit, place_batch
-from alignax.recipe import Recipe
 from alignax.train.checkpoint import Checkpoints
 from alignax.train.forward import Weights
 from alignax.train.hooks import Hook, JsonLines, TensorBoard
@@ -222,7 +221,7 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
     )
     started = time.monotonic()
     try:
-        announce(hooks, start_step, checkpoints, recipe, changed)
+        announce(hooks, start_step, checkpoints, setup, changed)
         if start_step == 0:
             look_before(parts, state, hooks, evaluations)
         result = fit(
@@ -268,11 +267,13 @@ def restore(
 
 
 def announce(
-    hooks: list[Hook], start: int, checkpoints: Checkpoints, recipe: Recipe, changed: list[str]
+    hooks: list[Hook], start: int, checkpoints: Checkpoints, setup: Setup, changed: list[str]
 ) -> None:
     """Record how the run began."""
     events = [("torn_save", f"ignored and removed: {name}") for name in checkpoints.discarded]
-    if recipe.train.resume:
+    if setup.attention_notice is not None:
+        events.append(("attention", setup.attention_notice))
+    if setup.recipe.train.resume:
         events.append(("resumed", f"continues after step {start}"))
         events += [("setting_changed", change) for change in changed]
     for kind, message in events:

@@ -87,6 +87,13 @@ def place_batch(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), tree)
 
 
+def place_heads(values_btnh: Any, mesh: Mesh, kv_heads: int) -> Any:
+    """Put [b, t, heads, h] where a layer computes them: rows split, heads over ``tensor``."""
+    heads = "tensor" if kv_heads % mesh.shape["tensor"] == 0 else None
+    spec = PartitionSpec(("data", "fsdp"), None, heads)
+    return jax.device_put(values_btnh, NamedSharding(mesh, spec))
+
+
 def commit(tree: Any, mesh: Mesh) -> Any:
     """Put arrays that lie on no mesh yet whole onto every device of the mesh."""
     whole = NamedSharding(mesh, PartitionSpec())

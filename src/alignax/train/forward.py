@@ -54,6 +54,7 @@ class Network:
         compute_dtype: Master weights are cast to it when the base itself is trained.
         remat: What the backward pass recomputes: ``"none"``, ``"dots"`` or ``"full"``.
         answers: Answers of one example: 2 for pairs, 1 for SFT.
+        attention: Key of ``models.attention.BACKENDS``.
     """
 
     graphdef: nnx.GraphDef
@@ -61,6 +62,7 @@ class Network:
     compute_dtype: str = "float32"
     remat: str = "dots"
     answers: int = 2
+    attention: str = "tiled"
 
     def join(self, trainable: Any, frozen: Any) -> Weights:
         """Put trained and frozen arrays back into their places."""
@@ -97,7 +99,7 @@ def answer_logps(
     adapter: bool = True,
     train_head: bool = False,
     dropout_key: Any = None,
-    attention: str = "tiled",
+    attention: str | None = None,
 ) -> AnswerLogps:
     """Score the answers of one micro-batch ([b, ...] arrays).
 
@@ -110,7 +112,7 @@ def answer_logps(
         adapter: Whether the adapter takes part.
         train_head: Whether a gradient for the output head is wanted.
         dropout_key: ``DropoutKey`` of the adapter's dropout; None for none.
-        attention: ``"tiled"``, or ``"dense"`` for the oracle.
+        attention: Overrides the network's; ``"dense"`` is the oracle.
     """
     model = nnx.merge(network.graphdef, weights.base, weights.adapter)
     hidden_btd = model.hidden(
@@ -122,7 +124,7 @@ def answer_logps(
         adapter=adapter,
         dropout_key=dropout_key,
         remat=network.remat,
-        attention=attention,
+        attention=attention or network.attention,
     )
     hidden_bad = jnp.take_along_axis(hidden_btd, batch.answer_index[..., None], axis=1)
     head_vd = model.head_vd

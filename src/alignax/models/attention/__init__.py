@@ -3,19 +3,25 @@
 
 Every way is ``attend(q_btnh, k_btkh, v_btkh, layout, window, spec) -> values_btnh`` and equals
 ``dense_attention``. ``window`` is a traced scalar, so layers with and without one run in one scan.
+``check.py`` chooses between them.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from alignax.models.attention.dense import dense_attention, masked_attention
+from alignax.models.attention.flash import flash_attention
 from alignax.models.attention.mask import GLOBAL, PLAIN, SAVED, AttentionSpec, Layout
 from alignax.models.attention.tiled import tiled_attention
 
 __all__ = [
     "BACKENDS", "GLOBAL", "PLAIN", "SAVED", "AttentionSpec", "Layout", "dense_attention",
-    "masked_attention", "tiled_attention",
+    "flash_attention", "masked_attention", "tiled_attention",
 ]  # fmt: skip
 
-BACKENDS: dict[str, Callable[..., Any]] = {"dense": dense_attention, "tiled": tiled_attention}
-"""Name → way of attending."""
+BACKENDS: dict[str, Callable[..., Any]] = {
+    "dense": dense_attention,
+    "tiled": tiled_attention,
+    "pallas": flash_attention,
+}
+"""Name → way of attending: the oracle, plain JAX, and kernels for TPUs and GPUs."""
