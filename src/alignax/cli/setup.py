@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 import alignax
-from alignax.cli.attending import with_attention
 from alignax.cli import terminal
+from alignax.cli.attending import with_attention
 from alignax.cli.loading import (
     Policy,
     build_encoder,
