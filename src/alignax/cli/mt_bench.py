@@ -78,8 +78,8 @@ def _kind(path: str, rows: Sequence[tuple[str, Any]]) -> str:
 def _show_grades(arguments: argparse.Namespace, files: Mapping[str, Any]) -> int:
     """Print means of single-answer grades, and draw them."""
     from alignax.cli import terminal
-    from alignax.cli.run_folder import write_text
     from alignax.evaluate.mt_bench import read_grades, summarize
+    from alignax.files import write_text
 
     grades = [g for path, rows in files.items() for g in read_grades(rows, source=path)]
     grades = _of_judge(grades, arguments.judge)

@@ -49,9 +49,9 @@ def add_arguments(verbs: Any) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Judge and print."""
     from alignax.cli import terminal
-    from alignax.cli.generate import write_lines
     from alignax.cli.outputs import pair_up, read_outputs
     from alignax.evaluate.win_rate import summarize
+    from alignax.files import write_lines
     from alignax.judge.orders import judge_both_orders, null_model, self_preference
 
     target = Path(arguments.verdicts) if arguments.verdicts else None
