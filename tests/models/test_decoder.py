@@ -13,7 +13,7 @@ from flax import nnx
 from alignax.models.attention import AttentionSpec
 from alignax.models.cache import init_cache
 from alignax.models.config import DecoderConfig, RopeScaling
-from alignax.models.decoder import random_model
+from alignax.models.decoder import REMAT, random_model
 from alignax.models.layers import DropoutKey, LoRAParam, rotary_angles, rotate
 from alignax.models.lora import LoraSpec, adapted, add_lora
 from alignax.shapes import TILE
@@ -114,7 +114,7 @@ def grad_of(model, rows, remat):
 def test_recomputing_changes_no_gradient():
     rows = shared_prefix_rows([EXAMPLES], 2 * TILE)
     results = []
-    for remat in ("none", "dots", "full"):
+    for remat in REMAT:
         gradient, adapter = grad_of(adapted_model(), rows, remat)
         results.append(jax.tree.leaves(jax.jit(gradient)(adapter, DropoutKey(jax.random.key(3)))))
     for other in results[1:]:
@@ -122,13 +122,13 @@ def test_recomputing_changes_no_gradient():
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * jnp.abs(want).max())
 
 
-def test_attention_is_computed_again_under_full_only():
+def test_attention_is_computed_again_under_attention_and_full_only():
     rows = shared_prefix_rows([EXAMPLES], 2 * TILE)
     loops = {}
-    for remat in ("none", "dots", "full"):
+    for remat in REMAT:
         gradient, adapter = grad_of(adapted_model(), rows, remat)
         loops[remat] = str(jax.make_jaxpr(gradient)(adapter, None)).count(" while[")
-    assert loops["none"] == loops["dots"] == loops["full"] - 1
+    assert loops["none"] == loops["dots"] == loops["full"] - 1 == loops["attention"] - 1
 
 
 def test_program_does_not_grow_with_depth():

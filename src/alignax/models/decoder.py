@@ -29,14 +29,32 @@ from alignax.models.cache import KVCache, extend
 from alignax.models.config import DecoderConfig
 from alignax.models.layers import GatedMLP, Linear, RMSNorm, rotary_angles, rotate, split_key
 
-REMAT = {
+
+def _wide_products(primitive: Any, *operands: Any, **parameters: Any) -> bool:
+    """Keep a projection's output, but not an adapter's ``(x A) B``: its inner width is small.
+
+    The product is nearly free to repeat and as large as the projection's own output.
+    """
+    if not jax.checkpoint_policies.dots_with_no_batch_dims_saveable(
+        primitive, *operands, **parameters
+    ):
+        return False
+    left, right = operands
+    (inner, _), _ = parameters["dimension_numbers"]
+    width_in = left.shape[inner[0]]
+    return 4 * width_in >= right.size // width_in
+
+
+REMAT: dict[str, Callable[..., Any] | None] = {
+    "none": None,
+    "attention": None,
     "dots": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(SAVED),
+        _wide_products, jax.checkpoint_policies.save_only_these_names(SAVED)
     ),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
-"""What the backward pass finds of a layer: projections and attention, or the layer's input only."""
+"""What the backward pass finds of a layer: all; all but what attention keeps (``attention`` is
+computed again); projections and attention; the layer's input only."""
 
 
 class Embedding(nnx.Module):
@@ -147,7 +165,7 @@ class Decoder(nnx.Module):
             tiles_bm2: Live attention tiles (unused by dense attention).
             adapter: Whether the adapter takes part.
             dropout_key: ``DropoutKey`` of the adapter's dropout; None for none.
-            remat: ``"none"``, ``"dots"`` (keep the projections' outputs) or ``"full"``.
+            remat: Key of ``REMAT``.
             attention: Key of ``models.attention.BACKENDS``.
         """
         layout = Layout(positions_bt, segments_bt, branches_bt, tiles_bm2)
@@ -222,9 +240,12 @@ class Decoder(nnx.Module):
         def layer(x: Any, xs: Any) -> tuple[Any, Any]:
             parameters, index, part, window = xs
             key = None if dropout_key is None else dropout_key.fold(index)
-            return nnx.merge(graphdef, parameters)(x, rotary, attend(part, window), adapter, key)
+            attending = attend(part, window)
+            if remat == "attention":
+                attending = jax.checkpoint(attending, prevent_cse=False)
+            return nnx.merge(graphdef, parameters)(x, rotary, attending, adapter, key)
 
-        if remat != "none":
+        if REMAT[remat] is not None:
             layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False)
         index = jnp.arange(config.layer_count)
         return jax.lax.scan(layer, x, (state, index, memory, windows))
