@@ -259,8 +259,12 @@ def test_adapters_may_be_mapped_over_a_shared_head():
         np.testing.assert_allclose(mapped[1][index], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_memory_does_not_grow_with_the_answer_places():
-    """Temporary memory stays near one chunk of logits; all logits would be 8 times as much."""
+@pytest.mark.parametrize("train_head", [False, True])
+def test_memory_does_not_grow_with_the_answer_places(train_head):
+    """Temporary memory stays near one chunk of logits; all logits would be 8 times as much.
+
+    A trained head's gradient is summed chunk by chunk: beside it there is room for one more.
+    """
     slots, width, vocabulary, chunk = 512, 8, 4096, 64
     shapes = (
         jax.ShapeDtypeStruct((1, slots, width), jnp.float32),
@@ -268,9 +272,38 @@ def test_memory_does_not_grow_with_the_answer_places():
         jax.ShapeDtypeStruct((1, slots), jnp.int32),
         jax.ShapeDtypeStruct((1,), jnp.int32),
     )
-    step = jax.jit(jax.grad(lambda *args: token_logps(*args, chunk=chunk).sum()))
+    step = jax.jit(
+        jax.grad(lambda *args: token_logps(*args, train_head=train_head, chunk=chunk).sum(), (0, 1))
+    )
     used = step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
-    assert used < 3.5 * chunk * vocabulary * 4
+    head = 2 * vocabulary * width * 4 if train_head else 0
+    assert used < 3.5 * chunk * vocabulary * 4 + head
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocabulary", "mebibytes", "want"),
+    [
+        (1, 49_152, 64, 256),  # 341 places would fit
+        (1, 262_144, 64, 64),
+        (16, 262_144, 64, 4),
+        (1, 264, 64, 1024),  # a tiny vocabulary: as many as are of use
+        (64, 1_000_000, 1, 1),  # none fits: one at a time
+    ],
+)
+def test_chunk_from_memory(rows, vocabulary, mebibytes, want):
+    got = chunks.places(rows, vocabulary, mebibytes * 2**20)
+    assert got == want
+    assert want == 1 or rows * want * vocabulary * 4 <= mebibytes * 2**20
+
+
+def test_blocks_of_a_vocabulary_never_lie_on_two_devices():
+    # SmolLM2, Llama 3, Qwen 2.5, Gemma 3 (64 · 4097) and GPT-2 (odd: no blocks).
+    blocks = {49_152: 128, 128_256: 32, 151_936: 16, 262_208: 16, 50_257: None}
+    assert {v: chunks.block_of(v) for v in blocks} == blocks
+    for vocabulary, block in blocks.items():
+        for devices in (2, 4, 8):
+            if block is not None and vocabulary % (devices * 16) == 0:
+                assert vocabulary // devices % block == 0, (vocabulary, devices)
 
 
 @pytest.mark.parametrize("vocabulary", [49_152, 50_257])

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A two-layer policy and random rows for the tests of training."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,9 +48,9 @@ class Rows:
         return self._examples[index]
 
 
-def policy(*, spec=SPEC, warm=False, seed=0, mesh=None):
+def policy(*, spec=SPEC, warm=False, seed=0, mesh=None, dtype=jnp.float32, **config):
     """A random decoder with an adapter; ``warm`` makes the adapter differ from zero."""
-    model = random_model(CONFIG, seed=seed)
+    model = random_model(replace(CONFIG, **config), seed=seed, dtype=dtype)
     if spec is not None:
         add_lora(model, spec, key=jax.random.key(1))
         for index, linear in enumerate(adapted(model).values() if warm else ()):
@@ -64,13 +66,15 @@ class Run:
 
     def __init__(self, dataset, *, mode="cached", model=None, trains="adapter", mesh=(1, 1, 1),
                  reference_adapter=False, learning_rate=1e-2, beta=0.1, remat="none",
-                 optimizer=None, kind="pair", **plan):  # fmt: skip
+                 optimizer=None, kind="pair", compute_dtype="float32", **plan):  # fmt: skip
         self.rows = dataset
         self.mesh = build_mesh(*mesh)
         model = model or policy()
         place_model(model, self.mesh)
         answers = 2 if kind == "pair" else 1
-        self.network, self.start = split_model(model, trains=trains, answers=answers, remat=remat)
+        self.network, self.start = split_model(
+            model, trains=trains, answers=answers, remat=remat, compute_dtype=compute_dtype
+        )
         self.trainable, self.frozen = self.network.part(self.start)
         self.reference = jax.tree.map(lambda x: x.copy(), self.start)
         self.reference_plan = ReferencePlan(mode if kind == "pair" else "none", reference_adapter)

@@ -43,7 +43,7 @@ def build_eval_step(network: Network, *, reference_adapter: bool | None) -> Call
                 zeros = jax.numpy.zeros_like(ours.sums)
                 return ours.sums, zeros, ours.tokens, zeros
             theirs = answer_logps(network, reference, micro, adapter=reference_adapter)
-            kl = answer_kl(ours, theirs, micro, network.answers)
+            kl = answer_kl(network, ours, theirs, micro)
             return ours.sums, theirs.sums, ours.tokens, kl
 
         return jax.lax.map(one, batch)

@@ -17,8 +17,11 @@ from jaxtyping import Array
 TAIL = 64
 """Places in a chunk of the last, incomplete stretch."""
 
-BLOCK = 128
-"""Vocabulary entries that are summed at one time."""
+BLOCKS = (16, 128)
+"""Least and most vocabulary entries that are summed at one time."""
+
+SHARDS = 8
+"""Devices up to which a block never lies on two of them."""
 
 
 class Chunks(NamedTuple):
@@ -28,6 +31,19 @@ class Chunks(NamedTuple):
     train_head: bool
     chunk: int
     tail: int
+
+
+def places(rows: int, vocabulary: int, limit: int, most: int = 1024) -> int:
+    """Choose a chunk: the most places (a power of two) whose float32 logits take ``limit`` bytes.
+
+    Args:
+        rows: Rows of a micro-batch on one device.
+        vocabulary: Entries of the vocabulary on one device.
+        limit: Bytes of ``[rows, places, vocabulary]``; one place is the least, whatever it takes.
+        most: Places beyond which a product gains nothing.
+    """
+    fitting = min(limit // (4 * rows * vocabulary), most)
+    return 1 << max(fitting.bit_length() - 1, 0)
 
 
 def fit(slot_count: int, chunk: int, softcap: float | None, train_head: bool = False) -> Chunks:
@@ -73,6 +89,18 @@ def project(hidden_bad: Array, head_vd: Array, softcap: float | None) -> Array:
     return logits_bav if softcap is None else softcap * jnp.tanh(logits_bav / softcap)
 
 
+def block_of(entries: int) -> int | None:
+    """Choose how many entries of a vocabulary make a block; None if no block fits.
+
+    A block across the border of two devices would have the logits moved between them, so blocks
+    are as small as it takes for ``SHARDS`` devices, if that is not too small to be of use.
+    """
+    least, most = BLOCKS
+    even = entries & -entries
+    block = min(max(even // SHARDS, least), most)
+    return block if even % block == 0 else None
+
+
 def row_sum(values_bav: Array) -> Array:
     """Sum over the vocabulary: blocks first, then their sums.
 
@@ -81,10 +109,11 @@ def row_sum(values_bav: Array) -> Array:
     because XLA does not vectorise such a sum on CPUs.
     """
     rows, places, entries = values_bav.shape
-    if entries % BLOCK:
+    block = block_of(entries)
+    if block is None:
         return values_bav.sum(-1)
-    blocks = values_bav.reshape(rows, places, entries // BLOCK, BLOCK)
-    ones = jnp.ones(BLOCK, values_bav.dtype)
+    blocks = values_bav.reshape(rows, places, entries // block, block)
+    ones = jnp.ones(block, values_bav.dtype)
     sums = jnp.einsum("bacv,v->bac", blocks, ones, precision=jax.lax.Precision.HIGHEST)
     return sums.sum(-1)
 

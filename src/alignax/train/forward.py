@@ -52,9 +52,10 @@ class Network:
         graphdef: Structure of the decoder as ``nnx.split`` gives it.
         trains: ``"adapter"`` (LoRA) or ``"base"`` (full fine-tuning).
         compute_dtype: Master weights are cast to it when the base itself is trained.
-        remat: What the backward pass recomputes: ``"none"``, ``"dots"`` or ``"full"``.
+        remat: What the backward pass recomputes: a key of ``models.decoder.REMAT``.
         answers: Answers of one example: 2 for pairs, 1 for SFT.
         attention: Key of ``models.attention.BACKENDS``.
+        chunk: Answer places of a row whose logits exist at one time.
     """
 
     graphdef: nnx.GraphDef
@@ -63,6 +64,7 @@ class Network:
     remat: str = "dots"
     answers: int = 2
     attention: str = "tiled"
+    chunk: int = 256
 
     def join(self, trainable: Any, frozen: Any) -> Weights:
         """Put trained and frozen arrays back into their places."""
@@ -129,7 +131,12 @@ def answer_logps(
     hidden_bad = jnp.take_along_axis(hidden_btd, batch.answer_index[..., None], axis=1)
     head_vd = model.head_vd
     token_logp_ba = token_logps(
-        hidden_bad, head_vd, batch.answer_target, batch.answer_count, train_head=train_head
+        hidden_bad,
+        head_vd,
+        batch.answer_target,
+        batch.answer_count,
+        train_head=train_head,
+        chunk=network.chunk,
     )
     sums_bps, tokens_bps = per_answer(token_logp_ba, batch, network.answers)
     return AnswerLogps(token_logp_ba, sums_bps, tokens_bps, hidden_bad, head_vd)

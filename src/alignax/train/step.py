@@ -77,12 +77,19 @@ def pair_logps(
     )
 
 
-def answer_kl(policy: AnswerLogps, reference: AnswerLogps, batch: PackedBatch, answers: int) -> Any:
+def answer_kl(
+    network: Network, policy: AnswerLogps, reference: AnswerLogps, batch: PackedBatch
+) -> Any:
     """Exact KL(policy ‖ reference), summed over the tokens of each answer: [b, p, s]."""
     kl_ba = token_kl(
-        policy.hidden, reference.hidden, policy.head, reference.head, batch.answer_count
+        policy.hidden,
+        reference.hidden,
+        policy.head,
+        reference.head,
+        batch.answer_count,
+        chunk=network.chunk,
     )
-    return per_answer(kl_ba, batch, answers)[0]
+    return per_answer(kl_ba, batch, network.answers)[0]
 
 
 def batch_loss(
@@ -105,7 +112,7 @@ def batch_loss(
     sums = reference.sums if live else reference
     kl_chosen: Any = 0.0
     if objective.kl_weight > 0:
-        kl_bps = answer_kl(policy, reference, batch, network.answers)
+        kl_bps = answer_kl(network, policy, reference, batch)
         kl_chosen = (kl_bps / jnp.maximum(policy.tokens, 1))[..., 0].reshape(-1)
     pair = pair_logps(policy.sums, sums, policy.tokens, kl_chosen)
     loss = objective(pair, valid_p)
