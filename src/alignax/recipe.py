@@ -182,8 +182,16 @@ class TrainSection(Section):
         default="loss", description="held-out metric that names the best checkpoint"
     )
     seed: int = Field(default=0, ge=0, description="seed of order, adapter init and dropout")
-    remat: Literal["none", "dots", "full"] = Field(
-        default="dots", description="what the backward pass recomputes; full saves the most memory"
+    remat: Literal["auto", "none", "attention", "dots", "full"] = Field(
+        default="auto",
+        description="what the backward pass recomputes; full saves the most memory; "
+        "auto: the quickest that fits",
+    )
+    memory_limit_gib: float | None = Field(
+        default=None, gt=0, description="memory that a device may use; default: most of what it has"
+    )
+    memory_check: bool = Field(
+        default=True, description="false: run although the estimate says that it cannot fit"
     )
     log_steps: int = Field(default=1, ge=1, description="steps between lines of metrics.jsonl")
     resume: bool = Field(default=False, description="continue the run in the output folder")

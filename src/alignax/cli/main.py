@@ -16,6 +16,7 @@ VERBS = {
     "quickstart": "align a small real model on the packaged pairs and write a report",
     "sft": "imitate the answers of a data set (supervised fine-tuning)",
     "dpo": "learn from preference pairs (direct preference optimisation)",
+    "plan": "estimate memory and time of a run before it starts",
     "score": "write log-probs of given answers",
     "data": "audit rows (check) or look at them as tokens (show)",
     "generate": "answer prompts from a file or from flags",

@@ -19,6 +19,7 @@ IRRELEVANT_TO_RESUME = (
     "output", "train.resume", "train.keep", "train.log_steps", "export.", "data.cache", "mesh.",
     "data.path", "data.eval_path", "data.chat_template", "model.path", "model.adapter",
     "model.attention",
+    "train.memory_limit_gib", "train.memory_check",
 )  # fmt: skip
 """Settings that may change between a run and its continuation (another machine, for example).
 

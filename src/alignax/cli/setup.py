@@ -2,7 +2,7 @@
 """Recipe → setup of a run: data, model, loss, reference and plan (``sft`` and ``dpo``)."""
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import jax
 import alignax
 from alignax.cli import terminal
 from alignax.cli.attending import with_attention
+from alignax.cli.fitting import job_of, memory_limit, require_fit, this_device
 from alignax.cli.loading import (
     Policy,
     build_encoder,
@@ -55,6 +56,7 @@ class Setup:
     identity: ReferenceIdentity
     plan: Plan
     attention_notice: str | None
+    memory: str
 
     @property
     def answers(self) -> int:
@@ -97,9 +99,10 @@ def prepare(recipe: Recipe) -> Setup:
     network, notice = with_attention(
         network, policy, recipe.model, max(plan.shape.t, recipe.train.microbatch_tokens)
     )
+    recipe, network, memory = fit_memory(recipe, policy, network, reference_plan, plan, train)
     return Setup(
         recipe, folder, policy, encoder, train, held_out, reports, objective, network, start,
-        reference, reference_plan, identity, plan, notice,
+        reference, reference_plan, identity, plan, notice, memory,
     )  # fmt: skip
 
 
@@ -112,6 +115,44 @@ def warn_of_long_rows(recipe: Recipe, plan: Plan) -> None:
             f"a micro-batch holds {tokens} tokens, train.microbatch_tokens is "
             f"{recipe.train.microbatch_tokens}: {cause} asks for it"
         )
+
+
+def fit_memory(
+    recipe: Recipe, policy: Policy, network: Network, reference_plan: ReferencePlan, plan: Plan,
+    train: EncodedDataset,
+) -> tuple[Recipe, Network, str]:  # fmt: skip
+    """Choose what is recomputed and how many logits exist at a time, from the estimate.
+
+    A run that is continued keeps the policy that it began with.
+
+    Returns:
+        Recipe and network with the choice in them, and the choice in words.
+
+    Raises:
+        RunError: The run cannot fit.
+    """
+    if recipe.train.resume and recipe.train.remat == "auto":
+        began = RunFolder(recipe.output).recipe().train.remat
+        recipe = with_remat(recipe, began)
+    device = this_device()
+    shape = plan.shape
+    job = job_of(
+        recipe,
+        policy.loaded.config,
+        policy.lora,
+        (shape.g, shape.b, shape.t, shape.a, shape.m),
+        live=reference_plan.mode == "live",
+        limit=memory_limit(recipe, device),
+    )
+    longest = int(train.lengths.sum(1).max())
+    verdict = require_fit(recipe, job, device, longest)
+    network = replace(network, remat=verdict.remat, chunk=job.chunk)
+    return with_remat(recipe, verdict.remat), network, verdict.reason
+
+
+def with_remat(recipe: Recipe, remat: str) -> Recipe:
+    """The recipe with another ``train.remat``."""
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"remat": remat})})
 
 
 def with_lora_of(policy: Policy, recipe: Recipe) -> Recipe:
@@ -137,7 +178,6 @@ def take_apart(recipe: Recipe, policy: Policy) -> tuple[Network, Weights]:
         trains="adapter" if recipe.lora.enabled else "base",
         answers=2 if recipe.method == "dpo" else 1,
         compute_dtype=recipe.model.dtype,
-        remat=recipe.train.remat,
     )
 
 
@@ -192,12 +232,9 @@ def choose_reference(
             problems=[f"reference: {describe(identity)}"],
             hint="use auto, cache or frozen_copy",
         )
-    copied = Weights(
-        jax.tree.map(lambda x: x.copy(), start.base) if full else start.base,
-        jax.tree.map(lambda x: x.copy(), start.adapter),
-    )
     keep_adapter = not base_only and not full
-    return copied, ReferencePlan("cached" if source == "cache" else "live", keep_adapter), identity
+    # Training starts from a copy (``init_state``), so the start itself stays what it was.
+    return start, ReferencePlan("cached" if source == "cache" else "live", keep_adapter), identity
 
 
 def fingerprints(setup: Setup) -> dict[str, Any]:

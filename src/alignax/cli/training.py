@@ -271,6 +271,8 @@ def announce(
 ) -> None:
     """Record how the run began."""
     events = [("torn_save", f"ignored and removed: {name}") for name in checkpoints.discarded]
+    if start == 0:
+        events.append(("memory", setup.memory))
     if setup.attention_notice is not None:
         events.append(("attention", setup.attention_notice))
     if setup.recipe.train.resume:

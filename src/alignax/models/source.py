@@ -124,8 +124,23 @@ def read_source(path: Path) -> Source:
     return _read_gguf(path) if is_gguf(path) else _read_folder(path)
 
 
+def read_config_of(path: Path) -> DecoderConfig:
+    """Read the shape of a model from ``config.json`` or a GGUF header alone.
+
+    Raises:
+        ModelError: It is neither, is damaged, or is of an unsupported family.
+    """
+    return _read_gguf(path).config if is_gguf(path) else _folder_config(path)[1]
+
+
 def _read_folder(folder: Path) -> Source:
     """Read configuration and tensor headers of a Hugging Face folder."""
+    family, config, raw = _folder_config(folder)
+    return Source(family, config, raw, read_generation_config(folder), "hf", open_tensors(folder))
+
+
+def _folder_config(folder: Path) -> tuple[Family, DecoderConfig, dict[str, Any]]:
+    """Read a folder's configuration: its family, the decoder's shape, and the file's content."""
     if not folder.is_dir():
         raise ModelError(f"{folder} is neither a folder nor a GGUF file", hint=_ACCEPTED)
     raw = read_config(folder)
@@ -141,7 +156,7 @@ def _read_folder(folder: Path) -> Source:
     config = family.from_hf(raw, problems)
     if config is None:
         raise ModelError(f"{folder / 'config.json'} cannot be used", problems=problems)
-    return Source(family, config, raw, read_generation_config(folder), "hf", open_tensors(folder))
+    return family, config, raw
 
 
 def _read_gguf(path: Path) -> Source:
