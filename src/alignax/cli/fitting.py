@@ -97,14 +97,15 @@ def settle(recipe: Recipe, job: Job, device: Device) -> Verdict:
     limit = memory_limit(recipe, device)
     asked = recipe.train.remat
     wanted = ORDER[device.kind] if asked == "auto" else (asked,)
-    tried = []
-    for remat in wanted:
-        size, total = total_bytes(job, remat, device)
-        tried.append(f"{remat} {total / GIB:.2f} GiB")
-        if total <= limit:
+    tried: list[tuple[str, Footprint, int]] = []
+    for policy in wanted:
+        tried.append((policy, *total_bytes(job, policy, device)))
+        if tried[-1][-1] <= limit:
             break
+    remat, size, total = tried[-1]
     how = "as asked" if asked != "auto" else "the quickest that fits" if total <= limit else "least"
-    reason = f"train.remat {remat} ({how}): {', '.join(tried)} of {limit / GIB:.2f} GiB a device"
+    seen = ", ".join(f"{policy} {peak / GIB:.2f} GiB" for policy, _, peak in tried)
+    reason = f"train.remat {remat} ({how}): {seen} of {limit / GIB:.2f} GiB a device"
     return Verdict(remat, size, total, limit, reason)
 
 
