@@ -5,10 +5,9 @@ import jax
 import numpy as np
 import pytest
 
-from alignax.errors import RunError, SelfTestFailed, UsageError
+from alignax.errors import SelfTestFailed, UsageError
 from alignax.models.lora import LoraSpec, add_lora
 from alignax.records import EncodedExample
-from alignax.train.reference import ReferenceCache
 from alignax.train.selftest import (
     check_equal_start,
     check_first_loss,
@@ -86,15 +85,3 @@ def test_targets_that_match_nothing_are_listed(targets):
         add_lora(policy(spec=None), LoraSpec(4, 8.0, 0.0, targets), key=jax.random.key(0))
     assert "gate_proj" in str(caught.value)
     assert all(t in str(caught.value) for t in targets)
-
-
-def test_reference_cache_looks_up_by_id_and_refuses_gaps(tmp_path):
-    file = tmp_path / "cache.npz"
-    cache = ReferenceCache(file)
-    assert cache.missing(["a", "b", "a"]) == [0, 1]
-    cache.add(["a", "b"], np.array([[-1.0, -2.0], [-3.0, -4.0]], np.float32))
-    again = ReferenceCache(file)
-    np.testing.assert_array_equal(again.table(["b", "a", "b"])[:, 0], [-3.0, -1.0, -3.0])
-    assert again.missing(["b", "c"]) == [1]
-    with pytest.raises(RunError, match="no log-probs for 1 rows"):
-        again.table(["a", "c"])

@@ -1,140 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Setup → trained run: reference pass, self-tests, loop and checkpoints."""
+"""Setup → trained run: the loop with its parts, checkpoints and listeners."""
 
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 
 from alignax.cli import terminal
-from alignax.cli.loading import cache_folder
+from alignax.cli.passes import HeldOutPass, reference_table
 from alignax.cli.setup import Setup, fingerprints
-from alignax.data.dataset import EncodedDataset
 from alignax.data.pipeline import step_batches
-from alignax.data.plan import Plan, scoring_plan
-from alignax.evaluate.heldout import build_eval_step, score_heldout, summarize_pairs, summarize_sft
 from alignax.models.sharding import commit, place_batch
 from alignax.train.checkpoint import Checkpoints
-from alignax.train.forward import Weights
 from alignax.train.hooks import Hook, JsonLines, TensorBoard
 from alignax.train.loop import Cadence, Parts, Result, Speed, fit, measure_peak_flops
 from alignax.train.optimizer import build_optimizer, build_schedule
-from alignax.train.reference import (
-    ReferenceCache,
-    ReferenceIdentity,
-    build_score_step,
-    describe,
-    score_rows,
-)
-from alignax.train.selftest import (
-    check_equal_start,
-    check_first_loss,
-    check_first_update,
-    check_packed_equals_padded,
-)
+from alignax.train.selftest import check_first_loss, check_first_update
 from alignax.train.step import TrainState, build_train_step, init_state
-
-
-def reference_table(setup: Setup) -> np.ndarray | None:
-    """Look the training rows' reference log-probs up, and compute those that are not known yet.
-
-    Held-out rows need no entry: their KL asks for the live reference at every evaluation.
-    """
-    if setup.reference_plan.mode != "cached":
-        return None
-    key = setup.identity.key(setup.encoder.digest, setup.recipe.model.dtype)
-    cache = ReferenceCache(cache_folder() / "reference" / f"{key}.npz")
-    absent = cache.missing(setup.train.row_ids)
-    if absent:
-        step = build_score_step(setup.network, adapter=setup.reference_plan.adapter)
-        part = setup.train.select(absent)
-        sums = score_part(setup, step, setup.reference, part, "reference log-probs")
-        cache.add(part.row_ids, sums)
-    return cache.table(setup.train.row_ids)
-
-
-def score_part(
-    setup: Setup, step: Callable[..., Any], weights: Weights, part: EncodedDataset, title: str
-) -> np.ndarray:
-    """Score some rows with a bar; returns [n, s] log-probs."""
-    plan = score_plan(setup, part)
-    with terminal.progress(title, len(part)) as advance:
-        batches = setup.batches(part, plan)
-        return score_rows(step, weights, batches, len(part), setup.answers, advance)[0]
-
-
-def score_plan(setup: Setup, part: EncodedDataset) -> Plan:
-    """Lay out rows for scoring."""
-    return scoring_plan(
-        part.lengths,
-        microbatch_tokens=setup.recipe.train.microbatch_tokens,
-        rows=setup.recipe.mesh.data * setup.recipe.mesh.fsdp,
-    )
-
-
-def build_evaluate(setup: Setup) -> Callable[[Any, int], dict[str, float]] | None:
-    """Make the function that the loop calls to measure the held-out rows."""
-    held_out = setup.held_out
-    if held_out is None:
-        return None
-    live = setup.reference_plan.mode != "none"
-    step = build_eval_step(
-        setup.network, reference_adapter=setup.reference_plan.adapter if live else None
-    )
-    _, frozen = setup.network.part(setup.start)
-    plan = score_plan(setup, held_out)
-
-    def evaluate(trainable: Any, _step: int) -> dict[str, float]:
-        policy = setup.network.join(trainable, frozen)
-        with terminal.progress("held-out rows", len(held_out)) as advance:
-            scores = score_heldout(
-                step, policy, setup.reference if live else None,
-                setup.batches(held_out, plan), len(held_out), setup.answers, advance,
-            )  # fmt: skip
-        if setup.objective.kind == "sft":
-            return summarize_sft(scores)
-        return summarize_pairs(scores, setup.objective)
-
-    return evaluate
-
-
-def self_test(setup: Setup) -> None:
-    """Before the first update: policy = reference, packed = padded, on the first rows."""
-    first = [i for micro in setup.plan.step(0) for row in micro for i in row]
-    part = setup.train.select(first)
-    dtype = setup.recipe.model.dtype
-    network = setup.network
-    weights = network.join(*network.part(setup.start))
-    sums = score_part(setup, build_score_step(network, adapter=True), weights, part, "self-test")
-    order = np.argsort(part.lengths.sum(1))[:2]
-    check_packed_equals_padded(
-        network, weights, [part[int(i)] for i in order], sums[order], dtype=dtype
-    )
-    if setup.reference_plan.mode == "none":
-        return
-    step = build_score_step(network, adapter=setup.reference_plan.adapter)
-    reference = score_part(setup, step, setup.reference, part, "self-test")
-    identities = {
-        "policy": describe(
-            ReferenceIdentity(setup.policy.loaded.weights_hash, setup.policy.adapter_hash)
-        ),
-        "reference": describe(setup.identity),
-    }
-    if setup.recipe.reference.start == "base" and setup.policy.adapter_hash is not None:
-        rewards = setup.objective.beta * (sums - reference)
-        terminal.warn(
-            "the reference is the base below the adapter, as asked: step-0 rewards are "
-            f"{rewards[:, 0].mean():+.3f} chosen, {rewards[:, 1].mean():+.3f} rejected, not 0"
-        )
-        return
-    worst = check_equal_start(sums, reference, identities, dtype=dtype)
-    terminal.say(
-        f"self-test: policy equals reference ({identities['reference']}) within {worst:.1e} nats; "
-        "packed equals padded"
-    )
 
 
 def first_update_check(setup: Setup) -> Callable[..., None]:
@@ -187,8 +71,9 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
     state = commit(
         init_state(trainable, optimizer, jax.random.key(recipe.train.seed)), setup.policy.mesh
     )
+    passes = HeldOutPass(setup)
     if not recipe.train.resume:
-        self_test(setup)
+        passes.self_test()
         folder.create(recipe, marks, setup.reports)
     checkpoints = Checkpoints(
         folder.checkpoints, keep=recipe.train.keep, best_metric=recipe.train.best_metric
@@ -196,7 +81,7 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
     state, evaluations = restore(state, checkpoints, setup)
     start_step = int(state.step)
     if recipe.train.resume and start_step == 0:
-        self_test(setup)
+        passes.self_test()
     hooks = build_hooks(setup, start_step)
     iterator = step_batches(setup.train, setup.plan, start_step=start_step)
     parts = Parts(
@@ -208,7 +93,7 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
         table=table,
         row_ids=setup.train.row_ids,
         place=lambda tree: place_batch(tree, setup.policy.mesh),
-        evaluate=build_evaluate(setup),
+        evaluate=passes.evaluate if setup.held_out is not None else None,
         sample=sample,
         after_first=first_update_check(setup),
         record={"recipe": marks["recipe"], "total_steps": setup.plan.steps},

@@ -45,7 +45,7 @@ class EncodedDataset:
         source_index: [n] place of every example among the rows that were read.
         places: ``file:line`` of every example.
         content_hash: Hash of the data bytes.
-        digest: Digest of the encoding.
+        digest: Hash of everything that decides the ids of a row, its format included.
     """
 
     def __init__(
@@ -138,13 +138,12 @@ def build_dataset(
     count = min(len(rows), max_rows or len(rows))
     first = rows.batch(range(min(count, DETECT_ROWS)))
     name = detect(format, first, kind=kind, source=", ".join(rows.files))
+    reading = {"format": name, "kind": kind, "reading version": READING_VERSION, **encoder.parts}
     parts = {
-        "data": rows.content_hash, "format": name, "format detected": str(name != format),
-        "kind": kind, "rows used": str(count),
-        "reading version": READING_VERSION, **encoder.parts,
+        "data": rows.content_hash, "format detected": str(name != format),
+        "rows used": str(count), **reading,
     }  # fmt: skip
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
-    target = cache_dir / "encoded" / key
+    target = cache_dir / "encoded" / _hash(parts)
     job = Job(rows, count, name, name != format, kind, encoder, progress)
     try:
         hit, changed = _ensure(target, parts, job)
@@ -153,7 +152,7 @@ def build_dataset(
             f"cannot write the token cache {target}: {error.strerror or error}",
             hint="free some space, or name another folder with --data.cache",
         ) from error
-    dataset, report = _load(target, rows, encoder.digest)
+    dataset, report = _load(target, rows, _hash(reading))
     report.source = list(rows.files)
     report.cache = {"hit": hit, "changed": changed}
     report.notices = [*encoder.notices, *_row_notices(report, encoder)]
@@ -314,6 +313,10 @@ def split_by_prompt(
     held_set = set(held)
     train = [i for i in range(len(dataset)) if i not in held_set]
     return dataset.select(train), dataset.select(sorted(held))
+
+
+def _hash(parts: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -126,8 +126,20 @@ def plan_epochs(
     return Plan(shape, total, per_epoch, layouts, int(sizes.sum()))
 
 
-def scoring_plan(lengths: np.ndarray, *, microbatch_tokens: int = 4096, rows: int = 1) -> Plan:
+def scoring_plan(
+    lengths: np.ndarray,
+    *,
+    microbatch_tokens: int = 4096,
+    rows: int = 1,
+    at_least: PackShape | None = None,
+) -> Plan:
     """Lay out all examples once, in no particular order, for scoring and evaluation.
+
+    Args:
+        lengths: [n, 1 + s] tokens of each prompt and of its answers.
+        microbatch_tokens: Most tokens of a row, unless an example is longer.
+        rows: Rows of a batch, one or more for each device that splits the batch.
+        at_least: Shape of another plan: no size is smaller, so that both can share a program.
 
     Raises:
         DataError: There are no examples.
@@ -143,6 +155,8 @@ def scoring_plan(lengths: np.ndarray, *, microbatch_tokens: int = 4096, rows: in
         wanted += math.ceil(wanted / 50)
         layouts, g, t = _layout([deal(sizes, wanted, None)], sizes, 1, rows)
     shape = _shape(layouts, lengths, g, rows, t)
+    if at_least is not None:
+        shape = PackShape(*map(max, shape, at_least))
     return Plan(shape, len(layouts[0]), len(layouts[0]), layouts, int(sizes.sum()))
 
 

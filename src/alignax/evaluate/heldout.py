@@ -6,6 +6,7 @@ Per-row scalars only leave the device, so evaluation needs no more memory than t
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from alignax.losses import Objective
 from alignax.metrics.intervals import mean_interval, wilson
 from alignax.records import PackedBatch, PairLogps
 from alignax.train.forward import Network, Weights, answer_logps
+from alignax.train.reference import scored
 from alignax.train.step import answer_kl, pair_logps
 
 
@@ -35,6 +37,8 @@ def build_eval_step(network: Network, *, reference_adapter: bool | None) -> Call
         reference_adapter: Whether the reference keeps its adapter; None: there is no live
             reference, and its log-probs and the KL come out as zeros.
     """
+    # Nothing is differentiated, so there is nothing to recompute.
+    network = replace(network, remat="none")
 
     def evaluate(policy: Weights, reference: Weights | None, batch: PackedBatch) -> Any:
         def one(micro: PackedBatch) -> Any:
@@ -62,13 +66,10 @@ def score_heldout(
 ) -> RowScores:
     """Evaluate every held-out row once, whatever its place in the batches."""
     scores = [np.full((count, answers), np.nan) for _ in range(4)]
-    for batch in batches:
-        parts = jax.device_get(step(policy, reference, batch))
-        example = np.asarray(batch.example)
-        used = example >= 0
+    for examples, parts in scored(step, (policy, reference), batches):
         for target, part in zip(scores, parts, strict=True):
-            target[example[used]] = part[used]
-        progress(int(used.sum()))
+            target[examples] = part
+        progress(len(examples))
     return RowScores(*scores)
 
 

@@ -19,7 +19,7 @@ from alignax.errors import RunError, StoppedByGuard
 from alignax.records import PackedBatch
 from alignax.train.checkpoint import Checkpoints
 from alignax.train.hooks import Hook
-from alignax.train.reference import gather_cached
+from alignax.train.reference_cache import gather_cached
 from alignax.train.step import TrainState, step_values
 
 

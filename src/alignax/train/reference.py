@@ -1,25 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference's log-probs, computed once and kept on disk by content.
+"""The reference: what it is called, and rows → its log-probs.
 
-One file a (reference, encoding, dtype); inside it values are found by row id, never by position.
-A value that is missing at training time is an error.
+Cached values lie in one file a (reference, encoding, dtype), where they are found by row id, never
+by position (``reference_cache``). A value that is missing at training time is an error.
 """
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float
 
-from alignax.errors import RunError
 from alignax.records import PackedBatch
 from alignax.train.forward import Network, Weights, answer_logps
+from alignax.train.reference_cache import ReferenceCache
 
 
 @dataclass(frozen=True)
@@ -35,54 +33,10 @@ class ReferenceIdentity:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
-class ReferenceCache:
-    """Row id → summed log-probs of its answers, in memory and in one file."""
-
-    def __init__(self, file: Path):
-        """Open the file if it exists."""
-        self.file = file
-        self._values: dict[str, np.ndarray] = {}
-        if file.exists():
-            with np.load(file, allow_pickle=False) as stored:
-                self._values = dict(zip(stored["row_ids"].tolist(), stored["logps"], strict=True))
-
-    def missing(self, row_ids: Sequence[str]) -> list[int]:
-        """Positions of the rows whose values are not known yet (each row id once)."""
-        seen = set(self._values)
-        absent = []
-        for index, row_id in enumerate(row_ids):
-            if row_id not in seen:
-                seen.add(row_id)
-                absent.append(index)
-        return absent
-
-    def add(self, row_ids: Iterable[str], logps_ns: Float[np.ndarray, "n s"]) -> None:
-        """Store values and write the file anew, atomically."""
-        self._values.update(zip(row_ids, logps_ns, strict=True))
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.file.with_suffix(f".{os.getpid()}.tmp.npz")
-        np.savez(
-            partial, row_ids=np.array(list(self._values)), logps=np.stack([*self._values.values()])
-        )
-        partial.replace(self.file)
-
-    def table(self, row_ids: Sequence[str]) -> Float[np.ndarray, "n s"]:
-        """Look up every row.
-
-        Raises:
-            RunError: Some rows have no value.
-        """
-        absent = [row_ids[index] for index in self.missing(row_ids)]
-        if absent:
-            raise RunError(
-                f"the reference has no log-probs for {len(absent)} rows, first {absent[:3]}",
-                hint=f"delete {self.file} to compute them anew",
-            )
-        return np.stack([self._values[row_id] for row_id in row_ids]).astype(np.float32)
-
-
 def build_score_step(network: Network, *, adapter: bool) -> Callable[[Weights, PackedBatch], Any]:
     """Compile ``(weights, batch [g, …]) → (sums [g, b, p, s], tokens [g, b, p, s])``."""
+    # Nothing is differentiated, so there is nothing to recompute.
+    network = replace(network, remat="none")
 
     def score(weights: Weights, batch: PackedBatch) -> Any:
         def one(micro: PackedBatch) -> Any:
@@ -92,6 +46,31 @@ def build_score_step(network: Network, *, adapter: bool) -> Callable[[Weights, P
         return jax.lax.map(one, batch)
 
     return jax.jit(score)
+
+
+def scored(
+    step: Callable[..., Any], arguments: tuple[Any, ...], batches: Iterable[PackedBatch]
+) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+    """Apply a scoring step to batches, the next one under way while a result is fetched.
+
+    Yields:
+        The examples of a batch [n], and each of the step's results for them [n, s].
+    """
+    under_way: tuple[Any, Any] | None = None
+    for batch in batches:
+        ahead = batch.example, step(*arguments, batch)
+        if under_way is not None:
+            yield _fetched(*under_way)
+        under_way = ahead
+    if under_way is not None:
+        yield _fetched(*under_way)
+
+
+def _fetched(example_gbp: Any, results: Any) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Bring results to the host, without those of unused slots."""
+    example, results = jax.device_get((example_gbp, results))
+    used = example >= 0
+    return example[used], [result[used] for result in results]
 
 
 def score_rows(
@@ -109,20 +88,49 @@ def score_rows(
     """
     sums_ns = np.full((count, answers), np.nan, np.float32)
     tokens_ns = np.zeros((count, answers), np.int32)
-    for batch in batches:
-        sums, tokens = jax.device_get(step(weights, batch))
-        example = np.asarray(batch.example)
-        used = example >= 0
-        sums_ns[example[used]] = sums[used]
-        tokens_ns[example[used]] = tokens[used]
-        progress(int(used.sum()))
+    for examples, (sums, tokens) in scored(step, (weights,), batches):
+        sums_ns[examples] = sums
+        tokens_ns[examples] = tokens
+        progress(len(examples))
     return sums_ns, tokens_ns
 
 
-def gather_cached(table_ns: np.ndarray, example_gbp: np.ndarray) -> np.ndarray:
-    """Pick the reference values of a batch: [g, b, p, s], zeros in unused slots."""
-    values = table_ns[np.maximum(example_gbp, 0)]
-    return np.where(example_gbp[..., None] >= 0, values, 0.0).astype(np.float32)
+def fill_cache(
+    cache: ReferenceCache,
+    step: Callable[[Weights, PackedBatch], Any],
+    weights: Weights,
+    batches: Iterable[PackedBatch],
+    row_ids: Sequence[str],
+    progress: Callable[[int], None] = lambda _: None,
+    *,
+    save_seconds: float = 30.0,
+) -> None:
+    """Score rows into the cache; saved at intervals, so that a killed pass continues.
+
+    Args:
+        cache: Where values go.
+        step: Compiled scoring step.
+        weights: The reference.
+        batches: Placed batches of the rows.
+        row_ids: Row id of every row.
+        progress: Told how many rows were done.
+        save_seconds: Time between two saves; what a kill can cost.
+    """
+    ids: list[str] = []
+    values: list[np.ndarray] = []
+    saved = time.monotonic()
+    try:
+        for examples, (sums, _) in scored(step, (weights,), batches):
+            ids += [row_ids[index] for index in examples]
+            values += list(sums)
+            progress(len(examples))
+            if time.monotonic() - saved >= save_seconds:
+                cache.add(ids, np.stack(values))
+                ids, values, saved = [], [], time.monotonic()
+    finally:
+        # An interrupt or an error further on must not cost what was computed.
+        if ids:
+            cache.add(ids, np.stack(values))
 
 
 def arrays_hash(tree: Any) -> str:

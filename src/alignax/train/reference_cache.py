@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Row id → the reference's log-probs, in memory and in one file that runs share.
+
+The file is replaced as a whole, under a lock and with what others wrote since: whoever is killed
+or writes at the same time loses nothing that was saved. A checksum over its content tells a
+damaged file, which is set aside.
+"""
+
+import hashlib
+import os
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock
+from jaxtyping import Float
+
+from alignax.errors import RunError
+
+
+class ReferenceCache:
+    """Summed log-probs of the answers of rows, by row id."""
+
+    def __init__(self, file: Path, notify: Callable[[str], None] = lambda _: None):
+        """Read the file if it exists.
+
+        Args:
+            file: Where the values are kept.
+            notify: Told of a damaged file and of one that cannot be written.
+        """
+        self.file = file
+        self._notify = notify
+        self._writable = True
+        self._values = self._read()
+
+    def __len__(self) -> int:
+        """Number of rows with values."""
+        return len(self._values)
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return self.file.stat().st_size if self.file.exists() else 0
+
+    def missing(self, row_ids: Sequence[str]) -> list[int]:
+        """Positions of the rows whose values are not known yet (each row id once)."""
+        seen = set(self._values)
+        absent = []
+        for index, row_id in enumerate(row_ids):
+            if row_id not in seen:
+                seen.add(row_id)
+                absent.append(index)
+        return absent
+
+    def add(self, row_ids: Iterable[str], logps_ns: Float[np.ndarray, "n s"]) -> None:
+        """Keep values and save them; where the disk refuses, they are kept in memory only.
+
+        Raises:
+            RunError: A value is not a finite number.
+        """
+        added = dict(zip(row_ids, logps_ns, strict=True))
+        wrong = [row_id for row_id, value in added.items() if not np.isfinite(value).all()]
+        if wrong:
+            raise RunError(
+                f"the reference's log-probs of {len(wrong)} rows are not finite, first {wrong[:3]}",
+                hint="look at these rows with `alignax data show`, and check the model's weights",
+            )
+        self._values |= added
+        if not self._writable:
+            return
+        try:
+            self._merge()
+        except OSError as error:
+            self._writable = False
+            self._notify(
+                f"reference log-probs are not saved: {self.file.parent}: {error.strerror or error}"
+            )
+
+    def table(self, row_ids: Sequence[str]) -> Float[np.ndarray, "n s"]:
+        """Look up every row.
+
+        Raises:
+            RunError: Some rows have no value.
+        """
+        absent = [row_ids[index] for index in self.missing(row_ids)]
+        if absent:
+            raise RunError(
+                f"the reference has no log-probs for {len(absent)} rows, first {absent[:3]}",
+                hint=f"delete {self.file} to compute them anew",
+            )
+        return np.stack([self._values[row_id] for row_id in row_ids]).astype(np.float32)
+
+    def _merge(self) -> None:
+        """Write the file anew with its present content and ours."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{self.file}.lock"):
+            self._values = self._read() | self._values
+            ids = np.array([row_id.encode() for row_id in self._values])
+            logps = np.stack([*self._values.values()]).astype(np.float32)
+            partial = self.file.with_suffix(f".{os.getpid()}.tmp")
+            try:
+                with partial.open("wb") as stream:
+                    np.savez(stream, row_ids=ids, logps=logps, checksum=_checksum(ids, logps))
+                partial.replace(self.file)
+            finally:
+                partial.unlink(missing_ok=True)
+
+    def _read(self) -> dict[str, np.ndarray]:
+        """Read the file; a damaged one is set aside."""
+        try:
+            with np.load(self.file, allow_pickle=False) as stored:
+                ids, logps = stored["row_ids"], stored["logps"]
+                if not np.array_equal(stored["checksum"], _checksum(ids, logps)):
+                    raise ValueError("its checksum does not fit its content")
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            aside = self.file.with_suffix(f".damaged-{time.time_ns()}")
+            self.file.replace(aside)
+            self._notify(
+                f"the reference cache {self.file} is damaged ({error}); it was moved to {aside} "
+                "and is computed anew"
+            )
+            return {}
+        return dict(zip((i.decode() for i in ids.tolist()), logps, strict=True))
+
+
+def _checksum(ids: np.ndarray, logps: np.ndarray) -> np.ndarray:
+    """SHA-256 of ids and values."""
+    digest = hashlib.sha256(str((ids.dtype, ids.shape, logps.dtype, logps.shape)).encode())
+    digest.update(np.ascontiguousarray(ids).tobytes())
+    digest.update(np.ascontiguousarray(logps).tobytes())
+    return np.frombuffer(digest.digest(), np.uint8)
+
+
+def gather_cached(table_ns: np.ndarray, example_gbp: np.ndarray) -> np.ndarray:
+    """Pick the reference values of a batch: [g, b, p, s], zeros in unused slots."""
+    values = table_ns[np.maximum(example_gbp, 0)]
+    return np.where(example_gbp[..., None] >= 0, values, 0.0).astype(np.float32)
