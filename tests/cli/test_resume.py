@@ -114,8 +114,8 @@ def test_stopped_run_continues_bit_for_bit(stopped, straight, words, tiny):
     assert alignax(*changed, "--output", run, "--train.resume") == 0
     assert_same_run(run, straight)
     events = read_lines(run / "events.jsonl")
-    kinds = [event["kind"] for event in events if event["kind"] in ("memory", "resumed")]
-    assert kinds == ["memory", "resumed"]
+    kinds = [event["kind"] for event in events if event["kind"] != "setting_changed"]
+    assert kinds == ["memory", "first_step", "resumed", "first_step"]
     changes = [event["message"] for event in events if event["kind"] == "setting_changed"]
     assert any(c.startswith("data.path: ") and c.endswith("moved.jsonl'") for c in changes)
     assert yaml.safe_load((run / "recipe.yaml").read_text())["data"]["path"] == str(moved)

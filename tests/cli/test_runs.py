@@ -81,6 +81,23 @@ def test_an_attention_kernel_that_fails_is_replaced_and_named(tiny, dpo_run, cap
     assert losses(run) == losses(dpo_run)
 
 
+def test_a_run_tells_what_it_waited_for_and_compiled(dpo_run):
+    lines = read_lines(dpo_run / "metrics.jsonl")
+    shares = [line["data_wait_share"] for line in lines if line["kind"] == "train"]
+    assert len(shares) == 4
+    assert all(0 <= share < 1 for share in shares)
+    events = read_lines(dpo_run / "events.jsonl")
+    assert [(event["step"], event["kind"]) for event in events] == [(1, "first_step")]
+    assert "programs compiled" in events[0]["message"]
+    summary = json.loads((dpo_run / "summary.json").read_text())
+    assert min(shares) <= summary["data_wait_share"] <= max(shares)
+    compiled = summary["compilations"]
+    assert compiled["programs"] > compiled["found"] >= 0
+    page = (dpo_run / "report.html").read_text(encoding="utf-8")
+    assert "Waiting for data" in page
+    assert "Programs" in page
+
+
 def test_split_keeps_prompts_apart(dpo_run):
     split = json.loads((dpo_run / "data_report.json").read_text())["split"]
     assert split["train_rows"] + split["eval_rows"] == 24

@@ -126,6 +126,8 @@ def train_and_export(setup: Setup) -> dict[str, Any]:
         setup.recipe,
         summary,
     )
+    setup.compilations.close()
+    summary["compilations"] = setup.compilations.summary()
     write_json(setup.folder.summary_file, summary)
     write_report(setup.folder)
     return summary
@@ -161,6 +163,7 @@ def summarize(setup: Setup, result: Result, best: int, seconds: float) -> dict[s
         "after": evaluations.get(best),
         "seconds": round(seconds, 1),
         "fill": round(setup.plan.fill, 4),
+        "data_wait_share": round(result.waited / result.seconds, 5) if result.seconds else None,
     }
 
 
@@ -266,6 +269,7 @@ def show_summary(folder: RunFolder) -> None:
         terminal.say("before training every pair is a tie: the policy is its own reference")
     for entry in summary["exports"]:
         terminal.say(f"{entry['kind']}: {entry['path']}")
+    terminal.say(f"whole run: {terminal.compiled_line(summary['compilations'])}")
     terminal.say(f"report: {folder.report_file}")
 
 

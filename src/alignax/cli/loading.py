@@ -10,6 +10,7 @@ import jax
 from transformers import PreTrainedTokenizerBase
 
 from alignax.cli import terminal
+from alignax.cli.compiled import use_compilation_cache
 from alignax.data.audit import DataReport
 from alignax.data.chat import load_template
 from alignax.data.dataset import EncodedDataset, build_dataset, split_by_prompt
@@ -48,13 +49,6 @@ class Policy:
         return self.loaded.model
 
 
-def use_compilation_cache() -> None:
-    """Keep compiled programs between runs, so that a second start is quick."""
-    folder = cache_folder() / "xla"
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
-
-
 def cache_folder() -> Path:
     """The user's cache folder for alignax (``$ALIGNAX_CACHE`` or ``$XDG_CACHE_HOME``)."""
     root = os.environ.get("ALIGNAX_CACHE")
@@ -74,7 +68,7 @@ def load_policy(
         mesh: Devices along each axis.
         seed: Seed of a fresh adapter.
     """
-    use_compilation_cache()
+    use_compilation_cache(cache_folder() / "xla")
     path = resolve_model(model.path)
     device_mesh = build_mesh(mesh.data, mesh.fsdp, mesh.tensor)
     loaded = load_model(path, dtype=model.dtype, mesh=device_mesh)

@@ -6,11 +6,15 @@ import errno
 import importlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 from alignax import __version__
 from alignax.cli.options import Parser, reject_unknown
 from alignax.errors import AlignaxError, UsageError
+
+STARTED = time.monotonic()
+"""When the command began; all that takes time is imported later."""
 
 VERBS = {
     "quickstart": "align a small real model on the packaged pairs and write a report",

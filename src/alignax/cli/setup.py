@@ -29,6 +29,7 @@ from alignax.losses import Objective, build_loss
 from alignax.models.lora import merged
 from alignax.models.sharding import place_batch
 from alignax.recipe import Recipe
+from alignax.train.compilations import Compilations
 from alignax.train.forward import Network, Weights, split_model
 from alignax.train.reference import (
     ReferenceIdentity,
@@ -57,6 +58,7 @@ class Setup:
     plan: Plan
     attention_notice: str | None
     memory: str
+    compilations: Compilations
 
     @property
     def answers(self) -> int:
@@ -74,6 +76,7 @@ def prepare(recipe: Recipe) -> Setup:
     folder = RunFolder(recipe.output)
     require_idle(folder.path)
     folder.require_usable(resume=recipe.train.resume)
+    compilations = Compilations()
     kind = "pair" if recipe.method == "dpo" else "sft"
     objective = build_objective(recipe)
     policy = load_policy(recipe.model, lora=recipe.lora, mesh=recipe.mesh, seed=recipe.train.seed)
@@ -102,7 +105,7 @@ def prepare(recipe: Recipe) -> Setup:
     recipe, network, memory = fit_memory(recipe, policy, network, reference_plan, plan, train)
     return Setup(
         recipe, folder, policy, encoder, train, held_out, reports, objective, network, start,
-        reference, reference_plan, identity, plan, notice, memory,
+        reference, reference_plan, identity, plan, notice, memory, compilations,
     )  # fmt: skip
 
 

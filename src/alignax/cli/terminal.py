@@ -160,6 +160,14 @@ class TrainingProgress:
         self._bar.stop()
 
 
+def compiled_line(totals: Mapping[str, Any]) -> str:
+    """Say how many programs a run needed, and how long they took."""
+    return (
+        f"{totals['programs'] - totals['found']} programs compiled and {totals['found']} found on "
+        f"disk in {totals['seconds']:.1f} s, traced in {totals['prepare_seconds']:.1f} s"
+    )
+
+
 def step_line(values: Mapping[str, float]) -> str:
     """Write a step's figures on one line."""
     parts = [f"loss {values['loss']:.4f}"]
@@ -176,5 +184,6 @@ def step_line(values: Mapping[str, float]) -> str:
         f"{values['tokens_per_s']:.0f} tok/s",
         f"pad {values['padding']:.0%}",
         f"useful {values['useful_flop_share']:.0%}",
+        f"wait {values['data_wait_share']:.1%}",
     ]
     return "  ".join(parts)

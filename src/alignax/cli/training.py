@@ -9,11 +9,13 @@ import jax
 from flax import nnx
 
 from alignax.cli import terminal
+from alignax.cli.main import STARTED
 from alignax.cli.passes import HeldOutPass, reference_table
 from alignax.cli.setup import Setup, fingerprints
 from alignax.data.pipeline import step_batches
 from alignax.models.sharding import commit, place_batch
 from alignax.train.checkpoint import Checkpoints
+from alignax.train.compilations import Compilations
 from alignax.train.hooks import Hook, JsonLines, TensorBoard
 from alignax.train.loop import Cadence, Parts, Result, Speed, fit, measure_peak_flops
 from alignax.train.optimizer import build_optimizer, build_schedule
@@ -56,6 +58,12 @@ def yardstick(setup: Setup) -> Speed:
     )
 
 
+def cadence_of(setup: Setup) -> Cadence:
+    """How far the run goes, and how often it is looked at and saved."""
+    train = setup.recipe.train
+    return Cadence(setup.plan.steps, train.eval_steps, train.save_steps or train.eval_steps)
+
+
 def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Checkpoints, float]:
     """Train: from step 0, or from the newest whole checkpoint of the folder."""
     recipe, folder, network = setup.recipe, setup.folder, setup.network
@@ -84,10 +92,11 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
         passes.self_test()
     hooks = build_hooks(setup, start_step)
     iterator = step_batches(setup.train, setup.plan, start_step=start_step)
+    step = build_train_step(
+        network, setup.objective, optimizer, schedule, setup.reference_plan, state
+    )
     parts = Parts(
-        step=build_train_step(
-            network, setup.objective, optimizer, schedule, setup.reference_plan, state
-        ),
+        step=watched(step, setup.compilations, hooks, start_step),
         frozen=frozen,
         live=setup.reference if setup.reference_plan.mode == "live" else None,
         table=table,
@@ -110,13 +119,44 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
         if start_step == 0:
             look_before(parts, state, hooks, evaluations)
         result = fit(
-            state, iterator, parts, cadence, yardstick(setup), checkpoints, hooks, evaluations
-        )
+            state, iterator, parts, cadence_of(setup), yardstick(setup), checkpoints, hooks,
+            evaluations,
+        )  # fmt: skip
     finally:
         iterator.close()
         for hook in hooks:
             hook.close()
     return result, checkpoints, time.monotonic() - started
+
+
+def watched(
+    step: Callable[..., Any], compilations: Compilations, hooks: list[Hook], start_step: int
+) -> Callable[..., Any]:
+    """Wrap the update: tell when it was compiled, and when it was compiled again."""
+    done, known = start_step, 0
+
+    def watching(*arguments: Any) -> Any:
+        nonlocal done, known
+        result = step(*arguments)
+        done, times = done + 1, compilations.count("train_step")
+        if times > known:
+            totals = compilations.summary()
+            kind, message = "recompiled", f"the training step was compiled {times} times"
+            if not known:
+                jax.block_until_ready(result)
+                kind, message = (
+                    "first_step",
+                    (
+                        f"done {time.monotonic() - STARTED:.1f} s after the start; "
+                        + terminal.compiled_line(totals)
+                    ),
+                )
+            known = times
+            for hook in hooks:
+                hook.on_event(done, kind, message)
+        return result
+
+    return watching
 
 
 def build_hooks(setup: Setup, start_step: int) -> list[Hook]:

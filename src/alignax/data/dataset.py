@@ -138,11 +138,11 @@ def build_dataset(
     count = min(len(rows), max_rows or len(rows))
     first = rows.batch(range(min(count, DETECT_ROWS)))
     name = detect(format, first, kind=kind, source=", ".join(rows.files))
-    reading = {"format": name, "kind": kind, "reading version": READING_VERSION, **encoder.parts}
-    parts = {
-        "data": rows.content_hash, "format detected": str(name != format),
-        "rows used": str(count), **reading,
+    reading = {
+        "format": name, "format detected": str(name != format), "kind": kind,
+        "reading version": READING_VERSION, **encoder.parts,
     }  # fmt: skip
+    parts = {"data": rows.content_hash, "rows used": str(count), **reading}
     target = cache_dir / "encoded" / _hash(parts)
     job = Job(rows, count, name, name != format, kind, encoder, progress)
     try:

@@ -154,6 +154,14 @@ def _facts(
     speeds = sorted(line["tokens_per_s"] for line in training if line.get("tokens_per_s"))
     if speeds:
         facts["Speed"] = f"{speeds[len(speeds) // 2]:,.0f} tokens/s"
+    if summary.get("data_wait_share") is not None:
+        facts["Waiting for data"] = f"{summary['data_wait_share']:.1%} of the time"
+    compiled = summary.get("compilations")
+    if isinstance(compiled, Mapping):
+        facts["Programs"] = (
+            f"{compiled['programs']} ({compiled['found']} found on disk), "
+            f"{compiled['seconds']:.0f} s"
+        )
     versions = fingerprints.get("versions")
     if isinstance(versions, Mapping):
         facts |= {"Device": str(versions.get("device")), "alignax": str(versions.get("alignax"))}

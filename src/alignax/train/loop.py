@@ -18,8 +18,8 @@ import numpy as np
 from alignax.errors import RunError, StoppedByGuard
 from alignax.records import PackedBatch
 from alignax.train.checkpoint import Checkpoints
+from alignax.train.feed import Feed
 from alignax.train.hooks import Hook
-from alignax.train.reference_cache import gather_cached
 from alignax.train.step import TrainState, step_values
 
 
@@ -46,8 +46,14 @@ class Speed:
     head_flops: float
     peak_flops: float
 
-    def values(self, batch: PackedBatch, seconds: float) -> dict[str, float]:
-        """Speed figures of one step; ``batch`` holds host arrays."""
+    def values(self, batch: PackedBatch, seconds: float, waited: float) -> dict[str, float]:
+        """Speed figures of one step.
+
+        Args:
+            batch: Host arrays.
+            seconds: Wall time of the step, waiting included.
+            waited: Seconds of it in which the batch was not there yet.
+        """
         tokens = int((batch.segments > 0).sum())
         useful = tokens * self.body_flops + int(batch.answer_count.sum()) * self.head_flops
         return {
@@ -55,6 +61,7 @@ class Speed:
             "tokens_per_s": tokens / seconds,
             "padding": 1 - tokens / batch.ids.size,
             "useful_flop_share": useful / (seconds * self.peak_flops),
+            "data_wait_share": waited / seconds,
             "seconds": seconds,
         }
 
@@ -124,12 +131,16 @@ class Result:
         step: Updates done.
         evaluations: Step → held-out metrics.
         signal_number: The signal that ended the run early, or None.
+        seconds: Time spent in steps.
+        waited: Part of it in which the devices waited for a batch.
     """
 
     state: TrainState
     step: int
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     signal_number: int | None = None
+    seconds: float = 0.0
+    waited: float = 0.0
 
 
 def fit(
@@ -159,24 +170,30 @@ def fit(
         RunError: The data ended before the last step.
     """
     result = Result(state, int(state.step), evaluations)
-    with StopFlag().listening() as stop:
-        for index, batch in batches:
+    feed = Feed(batches, parts.place, parts.table, parts.data_state)
+    with StopFlag().listening() as stop, feed.open():
+        for fed in feed:
             started = time.perf_counter()
-            first = jax.device_get(result.state) if index == 0 else None
-            result.state, values = _update(result.state, batch, parts)
-            seconds = time.perf_counter() - started
-            _require_finite(index + 1, values, batch, parts.row_ids)
+            first = jax.device_get(result.state) if fed.index == 0 else None
+            result.state, metrics = parts.step(
+                result.state, parts.frozen, parts.live, fed.placed, fed.cached
+            )
+            values = step_values(metrics)
+            seconds = fed.waited + time.perf_counter() - started
+            _require_finite(fed.index + 1, values, fed.batch, parts.row_ids)
             if first is not None:
                 parts.after_first(first, result.state, values)
-            result.step = index + 1
+            result.step = fed.index + 1
+            result.seconds += seconds
+            result.waited += fed.waited
             for hook in hooks:
-                hook.on_step(result.step, values | speed.values(batch, seconds))
+                hook.on_step(result.step, values | speed.values(fed.batch, seconds, fed.waited))
             last = result.step == cadence.total_steps
             if last or result.step % cadence.eval_steps == 0:
                 _look(result, parts, hooks)
             if last or result.step % cadence.save_steps == 0 or stop.signal_number is not None:
                 metrics = result.evaluations.get(result.step)
-                record = {**parts.record, "metrics": metrics, "data": parts.data_state()}
+                record = {**parts.record, "metrics": metrics, "data": fed.position}
                 checkpoints.save(result.step, result.state, record)
             if last or stop.signal_number is not None:
                 break
@@ -184,16 +201,6 @@ def fit(
     if result.signal_number is None and result.step < cadence.total_steps:
         raise RunError(f"the rows ended at step {result.step} of {cadence.total_steps}")
     return result
-
-
-def _update(
-    state: TrainState, batch: PackedBatch, parts: Parts
-) -> tuple[TrainState, dict[str, float]]:
-    """Run one compiled update and bring its metrics to the host."""
-    cached = None if parts.table is None else gather_cached(parts.table, batch.example)
-    placed, cached = parts.place((batch, cached))
-    state, metrics = parts.step(state, parts.frozen, parts.live, placed, cached)
-    return state, step_values(metrics)
 
 
 def _require_finite(

@@ -138,7 +138,7 @@ def build_train_step(
     """
     gradient_of = jax.grad(_total_loss(network, objective, reference_plan), has_aux=True)
 
-    def step(
+    def train_step(
         state: TrainState, frozen: Any, live: Weights | None, batch: PackedBatch, cached: Any
     ) -> tuple[TrainState, dict[str, Any]]:
         step_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
@@ -173,7 +173,7 @@ def build_train_step(
         }
 
     placed = jax.tree.map(lambda leaf: leaf.sharding, state)
-    return jax.jit(step, donate_argnums=0, out_shardings=(placed, None))
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(placed, None))
 
 
 def _total_loss(
