@@ -195,6 +195,9 @@ class TrainSection(Section):
     )
     log_steps: int = Field(default=1, ge=1, description="steps between lines of metrics.jsonl")
     resume: bool = Field(default=False, description="continue the run in the output folder")
+    profile: int | None = Field(
+        default=None, ge=1, description="trace this many steps and tell where their time went"
+    )
 
 
 class SampleSection(Section):
@@ -241,8 +244,11 @@ class Recipe(Section):
         return self
 
 
-ALIASES = {"model": "model.path", "data": "data.path", "adapter": "model.adapter"}
-"""Short flags and recipe keys for the settings that every run needs."""
+ALIASES = {
+    "model": "model.path", "data": "data.path", "adapter": "model.adapter",
+    "profile": "train.profile",
+}  # fmt: skip
+"""Short flags and recipe keys."""
 
 
 def known_keys(section: type[BaseModel] = Recipe, prefix: str = "") -> dict[str, Any]:

@@ -275,6 +275,7 @@ class RunReport:
         settings: The resolved recipe.
         fingerprints: As in ``fingerprints.json``.
         exports: What was written below ``export/``, with its checks.
+        profile: As in ``profile.json``; empty if nothing was traced.
     """
 
     title: str
@@ -292,3 +293,4 @@ class RunReport:
     settings: dict[str, Any] = field(default_factory=dict)
     fingerprints: dict[str, Any] = field(default_factory=dict)
     exports: list[dict[str, Any]] = field(default_factory=list)
+    profile: dict[str, Any] = field(default_factory=dict)

@@ -16,10 +16,9 @@ from alignax.files import read_json, read_lines, write_json, write_text
 from alignax.recipe import Recipe, build_recipe, dump_recipe, flatten
 
 IRRELEVANT_TO_RESUME = (
-    "output", "train.resume", "train.keep", "train.log_steps", "export.", "data.cache", "mesh.",
-    "data.path", "data.eval_path", "data.chat_template", "model.path", "model.adapter",
-    "model.attention",
-    "train.memory_limit_gib", "train.memory_check",
+    "output", "train.resume", "train.keep", "train.log_steps", "train.profile", "export.",
+    "data.cache", "mesh.", "data.path", "data.eval_path", "data.chat_template", "model.path",
+    "model.adapter", "model.attention", "train.memory_limit_gib", "train.memory_check",
 )  # fmt: skip
 """Settings that may change between a run and its continuation (another machine, for example).
 

@@ -78,6 +78,16 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     Console(highlight=False).print(table)
 
 
+def show_profile(profile: Mapping[str, Any]) -> None:
+    """Write where the time of some steps went, as talk."""
+    table = Table("", "s a step", "share", title_justify="left", title_style="bold")
+    table.title = f"{profile['steps']} steps of {profile['seconds_per_step']:.2f} s"
+    for part in profile["kinds"]:
+        seconds = part["seconds"] / profile["steps"]
+        table.add_row(part["kind"], f"{seconds:.3f}", f"{part['share']:.1%}")
+    console.print(table)
+
+
 def with_interval(values: Mapping[str, float], name: str, digits: int = 3) -> str:
     """Format a metric with its 95 % interval: ``0.670 [0.657, 0.683]``."""
     if name not in values or math.isnan(values[name]):

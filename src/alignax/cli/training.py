@@ -19,6 +19,7 @@ from alignax.train.compilations import Compilations
 from alignax.train.hooks import Hook, JsonLines, TensorBoard
 from alignax.train.loop import Cadence, Parts, Result, Speed, fit, measure_peak_flops
 from alignax.train.optimizer import build_optimizer, build_schedule
+from alignax.train.profiler import Profiler, ReadableStep
 from alignax.train.selftest import check_first_loss, check_first_update
 from alignax.train.step import TrainState, build_train_step, init_state
 
@@ -90,11 +91,14 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
     start_step = int(state.step)
     if recipe.train.resume and start_step == 0:
         passes.self_test()
-    hooks = build_hooks(setup, start_step)
-    iterator = step_batches(setup.train, setup.plan, start_step=start_step)
     step = build_train_step(
         network, setup.objective, optimizer, schedule, setup.reference_plan, state
     )
+    hooks = build_hooks(setup, start_step)
+    if recipe.train.profile is not None:
+        step = ReadableStep(step)
+        hooks.append(Profiler(folder.path, recipe.train.profile, step.text, terminal.show_profile))
+    iterator = step_batches(setup.train, setup.plan, start_step=start_step)
     parts = Parts(
         step=watched(step, setup.compilations, hooks, start_step),
         frozen=frozen,

@@ -28,14 +28,14 @@ class Cut:
     lost: tuple[int, ...]
 
 
-def common_prefix(sequences: Sequence[Sequence[int]]) -> int:
+def common_prefix(sequences: Sequence[Ids]) -> int:
     """Length of the longest common prefix."""
-    length = min(map(len, sequences))
-    first = sequences[0]
-    for index in range(length):
-        if any(other[index] != first[index] for other in sequences[1:]):
+    # What the first and the last in order share, all between them share.
+    first, last = min(sequences), max(sequences)
+    for index, (one, other) in enumerate(zip(first, last, strict=False)):
+        if one != other:
             return index
-    return length
+    return len(first)
 
 
 def close_answer(

@@ -169,9 +169,9 @@ class Renderer:
 
         Otherwise the common prefix would end before it, and a question would be scored as answer.
         """
-        shared = os.path.commonprefix((rendered.prompt, *rendered.fulls))
-        if len(shared) == len(rendered.prompt):
+        if all(full.startswith(rendered.prompt) for full in rendered.fulls):
             return
+        shared = os.path.commonprefix((rendered.prompt, *rendered.fulls))
         asked = str(rendered.messages[-1]["content"]).strip()
         body = rendered.prompt.removesuffix(self.header)
         if asked and asked in body and len(shared) < body.rfind(asked) + len(asked):

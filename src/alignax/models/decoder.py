@@ -91,7 +91,8 @@ class Attention(nnx.Module):
         q = self.q_proj(x, adapter, q_key).reshape(b, t, -1, self.head_dim)
         k = self.k_proj(x, adapter, k_key).reshape(b, t, -1, self.head_dim)
         v = self.v_proj(x, adapter, v_key).reshape(b, t, -1, self.head_dim)
-        values, memory = attend(rotate(q, *rotary), rotate(k, *rotary), v)
+        with jax.named_scope("attention"):
+            values, memory = attend(rotate(q, *rotary), rotate(k, *rotary), v)
         return self.o_proj(values.reshape(b, t, -1), adapter, o_key), memory
 
 

@@ -31,6 +31,7 @@ def render(report: RunReport) -> str:
         _section("The same prompts, before and after", _samples(report)),
         _section("What the rows are like", _audit(report)),
         _section("Exported", tables.exports(report.exports) if report.exports else ""),
+        _section("Where the time went", tables.profile(report.profile) if report.profile else ""),
         _section("Events", tables.events(report.events) if report.events else ""),
         _section("Settings", _settings(report)),
         _section(

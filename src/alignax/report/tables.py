@@ -83,6 +83,33 @@ def evaluations(report: RunReport) -> str:
     return table(["step", *(label for _, label, _ in used)], rows, numeric=True)
 
 
+def profile(traced: Mapping[str, Any]) -> str:
+    """Show what each kind of operation took of a traced step, and the slowest operations."""
+    steps = traced["steps"]
+    kinds = [
+        ("", [text(k["kind"]), number(k["seconds"] / steps, 3), f"{100 * k['share']:.1f} %"])
+        for k in traced["kinds"]
+    ]
+    slowest = [
+        (
+            "",
+            [
+                text(op["op"]),
+                text(op["kind"]),
+                number(op["seconds"] / steps, 3),
+                text(op["origin"]),
+            ],
+        )
+        for op in traced["slowest"]
+    ]
+    note = f'<p class="soft">{steps} steps of {number(traced["seconds_per_step"], 2)} s.</p>'
+    return (
+        note
+        + table(["", "s a step", "share"], kinds, numeric=True)
+        + table(["operation", "kind", "s a step", "origin"], slowest)
+    )
+
+
 def data_audit(data_report: Mapping[str, Any]) -> str:
     """Show the audit of training and held-out rows beside each other."""
     parts = {k: v for k, v in data_report.items() if isinstance(v, Mapping) and k != "split"}

@@ -130,14 +130,15 @@ def answer_logps(
     )
     hidden_bad = jnp.take_along_axis(hidden_btd, batch.answer_index[..., None], axis=1)
     head_vd = model.head_vd
-    token_logp_ba = token_logps(
-        hidden_bad,
-        head_vd,
-        batch.answer_target,
-        batch.answer_count,
-        train_head=train_head,
-        chunk=network.chunk,
-    )
+    with jax.named_scope("head"):
+        token_logp_ba = token_logps(
+            hidden_bad,
+            head_vd,
+            batch.answer_target,
+            batch.answer_count,
+            train_head=train_head,
+            chunk=network.chunk,
+        )
     sums_bps, tokens_bps = per_answer(token_logp_ba, batch, network.answers)
     return AnswerLogps(token_logp_ba, sums_bps, tokens_bps, hidden_bad, head_vd)
 

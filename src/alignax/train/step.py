@@ -158,10 +158,10 @@ def build_train_step(
         gradient = jax.tree.map(lambda g: g / loss.weight, gradient)
         norm = optax.global_norm(gradient)
         finite = jnp.isfinite(norm) & jnp.isfinite(loss.total)
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.trainable)
-        moved = TrainState(
-            optax.apply_updates(state.trainable, updates), opt_state, state.step + 1, state.key
-        )
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(gradient, state.opt_state, state.trainable)
+            trainable = optax.apply_updates(state.trainable, updates)
+        moved = TrainState(trainable, opt_state, state.step + 1, state.key)
         # A non-finite step must not touch the state: it is what a checkpoint or an export needs.
         state_out = jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state)
         return state_out, {
