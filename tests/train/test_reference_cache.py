@@ -111,7 +111,7 @@ def test_what_the_disk_refuses_is_kept_in_memory(tmp_path):
     cache.add(["b"], AB[1:])
     np.testing.assert_array_equal(cache.table(["a", "b"]), AB)
     assert len(said) == 1
-    assert "not saved" in said[0]
+    assert "not kept" in said[0]
 
 
 def test_a_killed_pass_continues_where_it_saved(tmp_path):

@@ -17,8 +17,7 @@ from alignax.models.lora import LoraSpec, adapted, add_lora
 from alignax.models.sharding import build_mesh, commit, place_batch, place_model
 from alignax.records import EncodedExample
 from alignax.train.forward import split_model
-from alignax.train.reference import build_score_step, score_rows
-from alignax.train.reference_cache import gather_cached
+from alignax.train.reference import build_score_step, gather_cached, score_rows
 from alignax.train.step import ReferencePlan, build_train_step, init_state
 
 CONFIG = DecoderConfig("llama", 64, 32, 64, 2, 4, 2, 8, tie_embeddings=True)

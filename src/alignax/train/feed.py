@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from alignax.records import PackedBatch
-from alignax.train.reference_cache import gather_cached
+from alignax.train.reference import gather_cached
 
 
 class Fed(NamedTuple):

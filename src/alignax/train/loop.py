@@ -46,7 +46,7 @@ class Speed:
     head_flops: float
     peak_flops: float
 
-    def values(self, batch: PackedBatch, seconds: float, waited: float) -> dict[str, float]:
+    def values(self, batch: PackedBatch, seconds: float, waited: float = 0.0) -> dict[str, float]:
         """Speed figures of one step.
 
         Args:

@@ -133,6 +133,12 @@ def fill_cache(
             cache.add(ids, np.stack(values))
 
 
+def gather_cached(table_ns: np.ndarray, example_gbp: np.ndarray) -> np.ndarray:
+    """Pick the reference values of a batch: [g, b, p, s], zeros in unused slots."""
+    values = table_ns[np.maximum(example_gbp, 0)]
+    return np.where(example_gbp[..., None] >= 0, values, 0.0).astype(np.float32)
+
+
 def arrays_hash(tree: Any) -> str:
     """Hash the names, shapes and bytes of a tree of arrays (16 hex digits)."""
     digest = hashlib.sha256()

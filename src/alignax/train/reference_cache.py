@@ -19,6 +19,9 @@ from jaxtyping import Float
 
 from alignax.errors import RunError
 
+DAMAGE = (ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile)
+"""What reading a damaged archive, or a file that is none, comes to."""
+
 
 class ReferenceCache:
     """Summed log-probs of the answers of rows, by row id."""
@@ -32,8 +35,15 @@ class ReferenceCache:
         """
         self.file = file
         self._notify = notify
-        self._writable = True
-        self._values = self._read()
+        self._usable = True
+        self._values: dict[str, np.ndarray] = {}
+        try:
+            self._values = self._read()
+        except DAMAGE:
+            with self._locked():
+                self._values = self._read_or_set_aside()
+        except OSError as error:
+            self._refused(error)
 
     def __len__(self) -> int:
         """Number of rows with values."""
@@ -68,15 +78,12 @@ class ReferenceCache:
                 hint="look at these rows with `alignax data show`, and check the model's weights",
             )
         self._values |= added
-        if not self._writable:
+        if not self._usable:
             return
         try:
             self._merge()
         except OSError as error:
-            self._writable = False
-            self._notify(
-                f"reference log-probs are not saved: {self.file.parent}: {error.strerror or error}"
-            )
+            self._refused(error)
 
     def table(self, row_ids: Sequence[str]) -> Float[np.ndarray, "n s"]:
         """Look up every row.
@@ -92,11 +99,23 @@ class ReferenceCache:
             )
         return np.stack([self._values[row_id] for row_id in row_ids]).astype(np.float32)
 
+    def _refused(self, error: OSError) -> None:
+        """Go on without the disk."""
+        self._usable = False
+        self._notify(
+            f"reference log-probs are not kept for other runs: {self.file}: "
+            f"{error.strerror or error} ($ALIGNAX_CACHE places the cache)"
+        )
+
+    def _locked(self) -> FileLock:
+        """Keep other writers out."""
+        return FileLock(f"{self.file}.lock")
+
     def _merge(self) -> None:
         """Write the file anew with its present content and ours."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{self.file}.lock"):
-            self._values = self._read() | self._values
+        with self._locked():
+            self._values = self._read_or_set_aside() | self._values
             ids = np.array([row_id.encode() for row_id in self._values])
             logps = np.stack([*self._values.values()]).astype(np.float32)
             partial = self.file.with_suffix(f".{os.getpid()}.tmp")
@@ -108,7 +127,7 @@ class ReferenceCache:
                 partial.unlink(missing_ok=True)
 
     def _read(self) -> dict[str, np.ndarray]:
-        """Read the file; a damaged one is set aside."""
+        """Read the file; an absent one is empty. Raises one of ``DAMAGE`` for a damaged one."""
         try:
             with np.load(self.file, allow_pickle=False) as stored:
                 ids, logps = stored["row_ids"], stored["logps"]
@@ -116,7 +135,13 @@ class ReferenceCache:
                     raise ValueError("its checksum does not fit its content")
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        return dict(zip((i.decode() for i in ids.tolist()), logps, strict=True))
+
+    def _read_or_set_aside(self) -> dict[str, np.ndarray]:
+        """Read the file; move a damaged one out of the way. The lock must be held."""
+        try:
+            return self._read()
+        except DAMAGE as error:
             aside = self.file.with_suffix(f".damaged-{time.time_ns()}")
             self.file.replace(aside)
             self._notify(
@@ -124,7 +149,6 @@ class ReferenceCache:
                 "and is computed anew"
             )
             return {}
-        return dict(zip((i.decode() for i in ids.tolist()), logps, strict=True))
 
 
 def _checksum(ids: np.ndarray, logps: np.ndarray) -> np.ndarray:
@@ -133,9 +157,3 @@ def _checksum(ids: np.ndarray, logps: np.ndarray) -> np.ndarray:
     digest.update(np.ascontiguousarray(ids).tobytes())
     digest.update(np.ascontiguousarray(logps).tobytes())
     return np.frombuffer(digest.digest(), np.uint8)
-
-
-def gather_cached(table_ns: np.ndarray, example_gbp: np.ndarray) -> np.ndarray:
-    """Pick the reference values of a batch: [g, b, p, s], zeros in unused slots."""
-    values = table_ns[np.maximum(example_gbp, 0)]
-    return np.where(example_gbp[..., None] >= 0, values, 0.0).astype(np.float32)
