@@ -38,7 +38,7 @@ def reference_table(setup: Setup) -> np.ndarray | None:
     if setup.reference_plan.mode != "cached":
         return None
     key = setup.identity.key(setup.train.digest, setup.recipe.model.dtype)
-    cache = ReferenceCache(cache_folder() / "reference" / f"{key}.npz", notify=terminal.warn)
+    cache = ReferenceCache(cache_folder() / "reference" / f"{key}.logps", notify=terminal.warn)
     absent = cache.missing(setup.train.row_ids)
     if absent:
         step = build_score_step(setup.network, adapter=setup.reference_plan.adapter)

@@ -2,14 +2,14 @@
 """Row id → the reference's log-probs, in memory and in one file that runs share.
 
 The file is replaced as a whole, under a lock and with what others wrote since: whoever is killed
-or writes at the same time loses nothing that was saved. A checksum over its content tells a
-damaged file, which is set aside.
+or writes at the same time loses nothing that was saved. It begins with the SHA-256 of what
+follows, an ``.npz`` archive; a file of which that is not true is damaged, and set aside.
 """
 
 import hashlib
+import io
 import os
 import time
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -19,8 +19,11 @@ from jaxtyping import Float
 
 from alignax.errors import RunError
 
-DAMAGE = (ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile)
-"""What reading a damaged archive, or a file that is none, comes to."""
+CHECKSUM_BYTES = 32
+
+
+class Damaged(Exception):
+    """The file is not what was once written."""
 
 
 class ReferenceCache:
@@ -39,7 +42,7 @@ class ReferenceCache:
         self._values: dict[str, np.ndarray] = {}
         try:
             self._values = self._read()
-        except DAMAGE:
+        except Damaged:
             with self._locked():
                 self._values = self._read_or_set_aside()
         except OSError as error:
@@ -118,30 +121,35 @@ class ReferenceCache:
             self._values = self._read_or_set_aside() | self._values
             ids = np.array([row_id.encode() for row_id in self._values])
             logps = np.stack([*self._values.values()]).astype(np.float32)
+            stream = io.BytesIO()
+            np.savez(stream, row_ids=ids, logps=logps)
+            content = stream.getvalue()
             partial = self.file.with_suffix(f".{os.getpid()}.tmp")
             try:
-                with partial.open("wb") as stream:
-                    np.savez(stream, row_ids=ids, logps=logps, checksum=_checksum(ids, logps))
+                partial.write_bytes(hashlib.sha256(content).digest() + content)
                 partial.replace(self.file)
             finally:
                 partial.unlink(missing_ok=True)
 
     def _read(self) -> dict[str, np.ndarray]:
-        """Read the file; an absent one is empty. Raises one of ``DAMAGE`` for a damaged one."""
+        """Read the file; an absent one is empty."""
         try:
-            with np.load(self.file, allow_pickle=False) as stored:
-                ids, logps = stored["row_ids"], stored["logps"]
-                if not np.array_equal(stored["checksum"], _checksum(ids, logps)):
-                    raise ValueError("its checksum does not fit its content")
+            stored = self.file.read_bytes()
         except FileNotFoundError:
             return {}
-        return dict(zip((i.decode() for i in ids.tolist()), logps, strict=True))
+        checksum, content = stored[:CHECKSUM_BYTES], stored[CHECKSUM_BYTES:]
+        # Nothing of a damaged file is parsed.
+        if hashlib.sha256(content).digest() != checksum:
+            raise Damaged("its checksum does not fit its content")
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            ids, logps = arrays["row_ids"].tolist(), arrays["logps"]
+        return dict(zip((row_id.decode() for row_id in ids), logps, strict=True))
 
     def _read_or_set_aside(self) -> dict[str, np.ndarray]:
         """Read the file; move a damaged one out of the way. The lock must be held."""
         try:
             return self._read()
-        except DAMAGE as error:
+        except Damaged as error:
             aside = self.file.with_suffix(f".damaged-{time.time_ns()}")
             self.file.replace(aside)
             self._notify(
@@ -149,11 +157,3 @@ class ReferenceCache:
                 "and is computed anew"
             )
             return {}
-
-
-def _checksum(ids: np.ndarray, logps: np.ndarray) -> np.ndarray:
-    """SHA-256 of ids and values."""
-    digest = hashlib.sha256(str((ids.dtype, ids.shape, logps.dtype, logps.shape)).encode())
-    digest.update(np.ascontiguousarray(ids).tobytes())
-    digest.update(np.ascontiguousarray(logps).tobytes())
-    return np.frombuffer(digest.digest(), np.uint8)
