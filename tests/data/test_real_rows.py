@@ -12,6 +12,7 @@ from alignax.data.formats import parse_row
 from alignax.data.sources import open_rows
 from alignax.models.tokenizer import load_tokenizer
 from alignax.models.weights import resolve_model, stop_ids_of
+from alignax.records import EncodedExample, PreferencePair
 
 FILES = {
     "hh_rlhf/harmless-base/test.jsonl.gz": "hh",
@@ -75,6 +76,30 @@ def _require_faithful(encoded, row, form, encoder):
     if not isinstance(example.prompt, str):
         assert encoded.prompt.tolist() == encoder.prompt_ids(example.prompt)
         assert not encoded.boundary_merged
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_batches_become_the_ids_that_single_rows_become(name, shared_dir, encoder, tmp_path):
+    file = shared_dir / "data" / name
+    if not file.exists():
+        pytest.skip(f"no {name}")
+    rows = open_rows(str(file), cache_dir=tmp_path)
+    parsed = [
+        parse_row(FILES[name], rows[i], kind="pair", row_id=str(i), place=str(i)) for i in range(60)
+    ]
+    examples = [example for example in parsed if isinstance(example, PreferencePair)]
+    assert len(examples) > 15
+    batches = [examples[:7], [], examples[7:40], examples[40:]]
+    together = [result for part in encoder.encode_batches(batches) for result in part]
+    for example, result in zip(examples, together, strict=True):
+        alone = encoder.encode(example)
+        assert type(result) is type(alone)
+        if isinstance(result, EncodedExample):
+            assert result.prompt.tolist() == alone.prompt.tolist()
+            assert [a.tolist() for a in result.answers] == [a.tolist() for a in alone.answers]
+            texts = [encoder.decode([*result.prompt, *a]) for a in result.answers]
+            plain = encoder.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            assert encoder._rules.tokenise(texts) == plain
 
 
 def test_the_prompt_is_what_every_answer_follows(encoder):

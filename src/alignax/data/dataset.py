@@ -8,6 +8,7 @@ so that a miss can say which one changed. One process builds while others wait.
 import hashlib
 import json
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -236,13 +237,13 @@ def _build(folder: Path, job: Job) -> None:
     )
     audit = Audit(FORMATS[job.format])
     with TableWriter(folder, 2 if job.kind == "pair" else 1) as writer:
-        for start in range(0, job.count, BATCH):
-            indices = range(start, min(start + BATCH, job.count))
-            for index, example, encoded in _encode_batch(indices, job, report, audit):
-                writer.add(index, example, encoded, plain=job.is_plain(example))
-                audit.see_encoded(encoded, job.encoder.stop_ids)
-            job.progress(indices.stop, job.count)
+        for done, encoded in _encoded_batches(job, report, audit):
+            for index, example, ids in encoded:
+                writer.add(index, example, ids, plain=job.is_plain(example))
+                audit.see_encoded(ids, job.encoder.stop_ids)
+            job.progress(done, job.count)
         table = writer.finish()
+    report.dropped_rows = dict(sorted(report.dropped_rows.items()))
     report.kept = len(table["row_ids"])
     audit.finish(report, table["lengths"])
     report.lengths["plain_text"] = int(table["plain"].sum())
@@ -250,11 +251,41 @@ def _build(folder: Path, job: Job) -> None:
     _write_json(folder / REPORT, {**report.to_json(), "dropped_rows": dropped})
 
 
-def _encode_batch(
-    indices: range, job: Job, report: DataReport, audit: Audit
-) -> Iterator[tuple[int, Example, EncodedExample]]:
-    """Parse and encode some rows; dropped ones go to the report."""
-    parsed: list[tuple[int, Example]] = []
+Parsed = list[tuple[int, Example]]
+
+
+def _encoded_batches(
+    job: Job, report: DataReport, audit: Audit
+) -> Iterator[tuple[int, list[tuple[int, Example, EncodedExample]]]]:
+    """Parse and encode all rows, a batch at a time; dropped ones go to the report.
+
+    Yields:
+        How many rows are done, and the kept ones of the batch with their index.
+    """
+    waiting: deque[tuple[int, Parsed]] = deque()
+
+    def examples() -> Iterator[list[Example]]:
+        for start in range(0, job.count, BATCH):
+            indices = range(start, min(start + BATCH, job.count))
+            parsed = _parse_batch(indices, job, report, audit)
+            waiting.append((indices.stop, parsed))
+            yield [example for _, example in parsed]
+
+    for results in job.encoder.encode_batches(examples()):
+        done, parsed = waiting.popleft()
+        kept = []
+        for (index, example), result in zip(parsed, results, strict=True):
+            if isinstance(result, Dropped):
+                report.dropped_rows[index] = result
+                continue
+            audit.see_example(example, plain=job.is_plain(example))
+            kept.append((index, example, result))
+        yield done, kept
+
+
+def _parse_batch(indices: range, job: Job, report: DataReport, audit: Audit) -> Parsed:
+    """Read some rows as examples."""
+    parsed: Parsed = []
     for index, row in zip(indices, job.rows.batch(indices), strict=True):
         row_id, place = content_hash(row), job.rows.place(index)
         audit.see_row(row, row_id)
@@ -265,13 +296,7 @@ def _encode_batch(
             report.dropped_rows[index] = example
         else:
             parsed.append((index, example))
-    encoded = job.encoder.encode_many([example for _, example in parsed])
-    for (index, example), result in zip(parsed, encoded, strict=True):
-        if isinstance(result, Dropped):
-            report.dropped_rows[index] = result
-            continue
-        audit.see_example(example, plain=job.is_plain(example))
-        yield index, example, result
+    return parsed
 
 
 def _load(target: Path, rows: Rows, digest: str) -> tuple[EncodedDataset, DataReport]:

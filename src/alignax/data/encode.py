@@ -9,7 +9,8 @@ writes after it is not part of the answer; a cut answer has none.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -136,9 +137,34 @@ class Encoder:
             DataError: A template cannot show what a row holds; a row would begin with two BOS
                 tokens; an over-long row under ``overlong: error``.
         """
-        rendered = [self._rendered(example) for example in examples]
-        texts = [text for r in rendered if isinstance(r, Rendered) for text in r.texts]
-        ids = iter(self._rules.tokenise(texts))
+        (results,) = self.encode_batches([examples])
+        return results
+
+    def encode_batches(
+        self, batches: Iterable[Sequence[Example]]
+    ) -> Iterator[list[EncodedExample | Dropped]]:
+        """Encode batches in order; one is tokenised while the next one is read and rendered.
+
+        Raises:
+            DataError: As for ``encode_many``.
+        """
+        under_way: tuple[list[Rendered | Dropped], Future[list[Ids]]] | None = None
+        with ThreadPoolExecutor(1) as pool:
+            for examples in batches:
+                rendered = [self._rendered(example) for example in examples]
+                texts = [text for r in rendered if isinstance(r, Rendered) for text in r.texts]
+                ahead = rendered, pool.submit(self._rules.tokenise, texts)
+                if under_way is not None:
+                    yield self._joined(*under_way)
+                under_way = ahead
+            if under_way is not None:
+                yield self._joined(*under_way)
+
+    def _joined(
+        self, rendered: list[Rendered | Dropped], tokenised: Future[list[Ids]]
+    ) -> list[EncodedExample | Dropped]:
+        """Give every example its ids."""
+        ids = iter(tokenised.result())
         return [
             item if isinstance(item, Dropped) else self._encoded(item, ids) for item in rendered
         ]

@@ -69,6 +69,7 @@ class TokenRules:
             DataError: A BOS is wanted that the tokenizer does not have.
         """
         self.tokenizer = tokenizer
+        self._backend = _plain_backend(tokenizer)
         self.found = found
         self.add_bos = add_bos
         self.stop_id = stop_id
@@ -79,14 +80,8 @@ class TokenRules:
 
     def tokenise(self, texts: Sequence[str]) -> list[Ids]:
         """Tokenise texts on all cores; no special token is added, nothing is cut."""
-        # Ids alone are asked for: offsets and masks cost several times as much as the ids do.
-        backend: Any = self.tokenizer.backend_tokenizer
-        backend.no_truncation()
-        backend.no_padding()
-        backend.encode_special_tokens = self.tokenizer.split_special_tokens
-        return [
-            item.ids for item in backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        ]
+        found = self._backend.encode_batch_fast([*texts], add_special_tokens=False)
+        return [item.ids for item in found]
 
     def _default_bos(self) -> bool:
         """Tell whether plain text gets a BOS: as the options say, else as the tokenizer does."""
@@ -161,6 +156,18 @@ class TokenRules:
         if len(answers) > 1 and answers[0] == answers[1]:
             raise RowProblem("identical", "chosen and rejected become the same tokens")
         return Split(item, prompt[:boundary], answers, scored, len(prompt) > boundary)
+
+
+def _plain_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Take the tokenizer proper, which gives ids without masks, offsets and conversions.
+
+    It is set up here and never again: another thread may be using it.
+    """
+    backend: Any = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    return backend
 
 
 def token_id(tokenizer: PreTrainedTokenizerBase, token: str | None) -> int | None:
