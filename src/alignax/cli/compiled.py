@@ -14,7 +14,7 @@ from alignax.cli import terminal
 
 CHECKED = "checked.json"
 
-MIN_COMPILE_SECONDS = 0.2
+MIN_COMPILE_SECONDS = 0.05
 """Programs that compile faster than this are not worth a file."""
 
 WRITING_SECONDS = 60
@@ -78,9 +78,10 @@ def remove_damaged(folder: Path) -> int:
 def _read_checked(file: Path) -> dict[str, list]:
     """Read what earlier commands saw of each entry; nothing if that is damaged itself."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        known = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return known if isinstance(known, dict) else {}
 
 
 def _whole(content: bytes) -> bool:
