@@ -23,6 +23,12 @@ HloModule jit_train_step, is_scheduled=true
   ROOT %max.1 = f32[] reduce(%p1), to_apply=%larger
 }
 
+%round (s: (s32[], f32[2,2], f32[])) -> (s32[], f32[2,2], f32[]) {
+  %s = (s32[], f32[2,2]{1,0}, f32[]) parameter(0)
+  %lost = f32[2,2]{1,0} fusion(%s), kind=kCustom, calls=%fused.1, metadata={stack_frame_id=2}
+  ROOT %next = (s32[], f32[2,2]{1,0}, f32[]) tuple(%lost)
+}
+
 ENTRY %main.9 (a: f32[2,2]) -> (f32[2,2], f32[]) {
   %a = f32[2,2]{1,0} parameter(0), metadata={op_name="state"}
   %mix = f32[2,2]{1,0} fusion(%a), kind=kOutput, calls=%fused.1, \
@@ -30,7 +36,7 @@ metadata={op_name="jit(train_step)/while/body/add"}
   %norm = f32[] fusion(%a), kind=kLoop, calls=%fused.2, metadata={op_name="jit(train_step)/max"}
   %scores = f32[2,2]{1,0} dot(%a, %a), \
 metadata={op_name="jit(train_step)/transpose(jvp(attention))/while/body/dot_general"}
-  %loop = (s32[], f32[2,2]{1,0}, /*index=2*/f32[]) while(%mix), condition=%c, body=%b, \
+  %loop = (s32[], f32[2,2]{1,0}, /*index=2*/f32[]) while(%mix), condition=%c, body=%round, \
 metadata={op_name="jit(train_step)/head/while"}
   ROOT %end = (f32[2,2]{1,0}, f32[]) tuple(%mix, %norm)
 }
@@ -39,10 +45,10 @@ metadata={op_name="jit(train_step)/head/while"}
 
 def test_scopes_and_products_decide_the_kind():
     found = read_instructions(TEXT)
-    kinds = {name: found[name].kind for name in ("mix", "norm", "scores", "loop", "end")}
+    kinds = {name: found[name].kind for name in ("mix", "norm", "scores", "loop", "lost", "end")}
     assert kinds == {
         "mix": "projections", "norm": "norms and elementwise", "scores": "attention",
-        "loop": "head", "end": "norms and elementwise",
+        "loop": "head", "lost": "head", "end": "norms and elementwise",
     }  # fmt: skip
     assert found["norm"].origin == "jit(train_step)/max"
 

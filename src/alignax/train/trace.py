@@ -21,7 +21,7 @@ PROJECTIONS, REST, HOST = "projections", "norms and elementwise", "host"
 
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?[\]})] ([a-z][\w\-]*)\(")
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-CALLED = re.compile(r"calls=%?([\w.\-]+)")
+CALLED = re.compile(r"(?:calls|to_apply|condition|body)=%?([\w.\-]+)")
 NAMED = re.compile(r'op_name="([^"]*)"')
 MATRIX = ("dot", "convolution", "custom-call")
 
@@ -33,6 +33,15 @@ class Op(NamedTuple):
     name: str
     start: float
     end: float
+
+
+class _Line(NamedTuple):
+    """One line of a program's text."""
+
+    computation: str
+    operation: str
+    origin: str
+    called: list[str]
 
 
 class Instruction(NamedTuple):
@@ -65,10 +74,12 @@ def read_instructions(text: str) -> dict[str, Instruction]:
     """Find the kind of every instruction of a compiled program.
 
     A scope decides first; then matrix products, alone or fused with what surrounds them, are
-    projections; all else is norms and elementwise work.
+    projections; all else is norms and elementwise work. What the compiler made without noting an
+    origin has that of the loop or call it lies in.
     """
     products: set[str] = set()
-    found: dict[str, tuple[str, str, str]] = {}
+    lines: dict[str, _Line] = {}
+    callers: dict[str, str] = {}
     computation = ""
     for line in text.splitlines():
         opened = COMPUTATION.match(line)
@@ -81,22 +92,31 @@ def read_instructions(text: str) -> dict[str, Instruction]:
         name, operation = parts.groups()
         if operation in MATRIX:
             products.add(computation)
-        origin, called = NAMED.search(line), CALLED.search(line)
-        found[name] = operation, origin[1] if origin else "", called[1] if called else ""
-    return {
-        name: Instruction(_kind(operation, origin, called in products), origin)
-        for name, (operation, origin, called) in found.items()
-    }
+        origin = NAMED.search(line)
+        called = CALLED.findall(line)
+        callers.update(dict.fromkeys(called, name))
+        lines[name] = _Line(computation, operation, origin[1] if origin else "", called)
+
+    def origin_of(name: str | None) -> str:
+        line = lines.get(name or "")
+        return (line.origin or origin_of(callers.get(line.computation))) if line else ""
+
+    found = {}
+    for name, line in lines.items():
+        origin = origin_of(name)
+        product = line.operation in MATRIX or any(c in products for c in line.called)
+        found[name] = Instruction(_kind(origin, product), origin)
+    return found
 
 
-def _kind(operation: str, origin: str, has_product: bool) -> str:
+def _kind(origin: str, product: bool) -> str:
     """Choose the kind of one instruction."""
     # Differentiation wraps scopes: transpose(jvp(attention)).
     words = set(re.split(r"[/()]", origin))
     for scope in SCOPES:
         if scope in words:
             return scope
-    return PROJECTIONS if operation in MATRIX or has_product else REST
+    return PROJECTIONS if product else REST
 
 
 def own_seconds(ops: Iterable[Op]) -> tuple[dict[str, float], dict[str, int], float]:
