@@ -99,6 +99,26 @@ def test_the_page_shows_every_part(dpo_run):
         assert media in html
 
 
+def test_a_traced_run_tells_where_its_time_went(dpo_run):
+    traced = {
+        "steps": 2, "last_step": 4, "seconds_per_step": 3.0,
+        "kinds": [
+            {"kind": "projections", "seconds": 4.5, "share": 0.75, "operations": 12},
+            {"kind": "host", "seconds": 1.5, "share": 0.25, "operations": 0},
+        ],
+        "slowest": [
+            {"op": "dot.7<b>", "kind": "projections", "seconds": 4.0, "origin": "step/dot"}
+        ],
+    }  # fmt: skip
+    assert "Where the time went" not in render(build_report(dpo_run))
+    (dpo_run / "profile.json").write_text(json.dumps(traced))
+    page = Page(render(build_report(dpo_run)))
+    assert "Where the time went 2 steps of 3.00 s." in page.text
+    assert "projections 2.250 75.0 %" in page.text
+    assert "dot.7<b> projections 2.000 step/dot" in page.text
+    assert page.open == []
+
+
 def test_text_from_the_run_is_escaped(dpo_run):
     html = render(build_report(dpo_run))
     assert '<script>alert("hi")' not in html
