@@ -94,10 +94,9 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
     step = build_train_step(
         network, setup.objective, optimizer, schedule, setup.reference_plan, state
     )
-    hooks = build_hooks(setup, start_step)
     if recipe.train.profile is not None:
         step = ReadableStep(step)
-        hooks.append(Profiler(folder.path, recipe.train.profile, step.text, terminal.show_profile))
+    hooks = build_hooks(setup, start_step, step)
     iterator = step_batches(setup.train, setup.plan, start_step=start_step)
     parts = Parts(
         step=watched(step, setup.compilations, hooks, start_step),
@@ -112,11 +111,8 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
         record={"recipe": marks["recipe"], "total_steps": setup.plan.steps},
         data_state=iterator.get_state,
     )
-    cadence = Cadence(
-        setup.plan.steps,
-        recipe.train.eval_steps,
-        recipe.train.save_steps or recipe.train.eval_steps,
-    )
+    every = recipe.train.eval_steps
+    cadence = Cadence(setup.plan.steps, every, recipe.train.save_steps or every)
     started = time.monotonic()
     try:
         announce(hooks, start_step, checkpoints, setup, changed)
@@ -143,34 +139,32 @@ def watched(
         nonlocal done, known
         result = step(*arguments)
         done, times = done + 1, compilations.count("train_step")
-        if times > known:
-            totals = compilations.summary()
-            kind, message = "recompiled", f"the training step was compiled {times} times"
-            if not known:
-                jax.block_until_ready(result)
-                kind, message = (
-                    "first_step",
-                    (
-                        f"done {time.monotonic() - STARTED:.1f} s after the start; "
-                        + terminal.compiled_line(totals)
-                    ),
-                )
-            known = times
-            for hook in hooks:
-                hook.on_event(done, kind, message)
+        if times == known:
+            return result
+        event = "recompiled", f"the training step was compiled {times} times"
+        if not known:
+            jax.block_until_ready(result)
+            compiled = terminal.compiled_line(compilations.summary())
+            event = "first_step", f"{time.monotonic() - STARTED:.1f} s after the start: {compiled}"
+        known = times
+        for hook in hooks:
+            hook.on_event(done, *event)
         return result
 
     return watching
 
 
-def build_hooks(setup: Setup, start_step: int) -> list[Hook]:
+def build_hooks(setup: Setup, start_step: int, step: Any) -> list[Hook]:
     """Make the run's listeners."""
-    folder = setup.folder
-    return [
-        JsonLines(folder.path, start_step=start_step, log_steps=setup.recipe.train.log_steps),
+    folder, train = setup.folder, setup.recipe.train
+    hooks: list[Hook] = [
+        JsonLines(folder.path, start_step=start_step, log_steps=train.log_steps),
         TensorBoard(folder.tensorboard, start_step=start_step),
         terminal.TrainingProgress(setup.plan.steps, start_step),
     ]
+    if isinstance(step, ReadableStep) and train.profile is not None:
+        hooks.append(Profiler(folder.path, train.profile, step.text, terminal.show_profile))
+    return hooks
 
 
 def look_before(

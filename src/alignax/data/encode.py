@@ -182,7 +182,7 @@ class Encoder:
         if isinstance(prompt, str):
             texts, chat = [prompt, *(prompt + answer for answer in LIKELY_ANSWERS)], False
         else:
-            texts, chat = self._prompt_texts(tuple(prompt), tools), True
+            texts, chat = _prompt_texts(self._renderer, self.probe, tuple(prompt), tools), True
         sequences = self._rules.with_bos(self._rules.tokenise(texts), chat=chat)
         self._rules.refuse_two_bos(sequences[0], "the prompt", chat=chat)
         ids = sequences[0][: common_prefix(sequences)]
@@ -194,23 +194,11 @@ class Encoder:
         """Turn ids into text, special tokens included."""
         return self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)  # type: ignore[return-value]
 
-    def _prompt_texts(self, turns: tuple[Any, ...], tools: Sequence[Any]) -> list[str]:
-        """Render a prompt, and with an answer where a template needs to be compared."""
-        template = self._renderer.template
-        messages = self._renderer.for_template(self._renderer.with_system(turns))
-        try:
-            text = template.render(messages, tools, generation=True)
-            if self.probe is not None and self.probe.prefix_stable:
-                return [text]
-            return [text, template.render([*messages, ANSWER], tools)]
-        except RowProblem as problem:
-            raise DataError(f"the chat template refuses the prompt: {problem.detail}") from problem
-
     def _rendered(self, example: Example) -> Rendered | Dropped:
         try:
             return self._renderer.render(example)
         except RowProblem as problem:
-            return self._dropped(example, problem)
+            return _dropped(example, problem)
 
     def _encoded(self, item: Rendered, ids: Iterator[Ids]) -> EncodedExample | Dropped:
         """Cut one example's ids into prompt and answers, and fit them into ``max_length``."""
@@ -222,15 +210,31 @@ class Encoder:
                 split = _without_oldest(split, self._renderer, self._rules, limit)
             return _fitted(split, self.options, len(whole.prompt) - len(split.prompt))
         except RowProblem as problem:
-            return self._dropped(item.example, problem)
+            return _dropped(item.example, problem)
 
-    def _dropped(self, example: Example, problem: RowProblem) -> Dropped:
-        """Count a row under its reason; a fatal one stops the reading."""
-        if problem.fatal:
-            raise DataError(
-                f"{row_name(example)}: {problem.detail}", hint=WAYS_OUT.get(problem.reason)
-            ) from problem
-        return Dropped(example.row_id, problem.reason, problem.detail, example.place)
+
+def _prompt_texts(
+    renderer: Renderer, found: TemplateProbe | None, turns: tuple[Any, ...], tools: Sequence[Any]
+) -> list[str]:
+    """Render a prompt, and with an answer where a template needs to be compared."""
+    template = renderer.template
+    messages = renderer.for_template(renderer.with_system(turns))
+    try:
+        text = template.render(messages, tools, generation=True)
+        if found is not None and found.prefix_stable:
+            return [text]
+        return [text, template.render([*messages, ANSWER], tools)]
+    except RowProblem as problem:
+        raise DataError(f"the chat template refuses the prompt: {problem.detail}") from problem
+
+
+def _dropped(example: Example, problem: RowProblem) -> Dropped:
+    """Count a row under its reason; a fatal one stops the reading."""
+    if problem.fatal:
+        raise DataError(
+            f"{row_name(example)}: {problem.detail}", hint=WAYS_OUT.get(problem.reason)
+        ) from problem
+    return Dropped(example.row_id, problem.reason, problem.detail, example.place)
 
 
 def _fitted(split: Split, options: EncodeOptions, prompt_cut: int) -> EncodedExample:
