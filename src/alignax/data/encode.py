@@ -148,26 +148,11 @@ class Encoder:
         Raises:
             DataError: As for ``encode_many``.
         """
-        under_way: tuple[list[Rendered | Dropped], Future[list[Ids]]] | None = None
-        with ThreadPoolExecutor(1) as pool:
-            for examples in batches:
-                rendered = [self._rendered(example) for example in examples]
-                texts = [text for r in rendered if isinstance(r, Rendered) for text in r.texts]
-                ahead = rendered, pool.submit(self._rules.tokenise, texts)
-                if under_way is not None:
-                    yield self._joined(*under_way)
-                under_way = ahead
-            if under_way is not None:
-                yield self._joined(*under_way)
-
-    def _joined(
-        self, rendered: list[Rendered | Dropped], tokenised: Future[list[Ids]]
-    ) -> list[EncodedExample | Dropped]:
-        """Give every example its ids."""
-        ids = iter(tokenised.result())
-        return [
-            item if isinstance(item, Dropped) else self._encoded(item, ids) for item in rendered
-        ]
+        for rendered, found in _ahead(map(self._render_all, batches), self._rules):
+            ids = iter(found)
+            yield [
+                item if isinstance(item, Dropped) else self._encoded(item, ids) for item in rendered
+            ]
 
     def prompt_ids(self, prompt: Any, tools: Sequence[Any] = ()) -> list[int]:
         """Encode a prompt for generation: text, or chat turns with the generation header.
@@ -194,11 +179,14 @@ class Encoder:
         """Turn ids into text, special tokens included."""
         return self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)  # type: ignore[return-value]
 
-    def _rendered(self, example: Example) -> Rendered | Dropped:
-        try:
-            return self._renderer.render(example)
-        except RowProblem as problem:
-            return _dropped(example, problem)
+    def _render_all(self, examples: Sequence[Example]) -> list[Rendered | Dropped]:
+        rendered: list[Rendered | Dropped] = []
+        for example in examples:
+            try:
+                rendered.append(self._renderer.render(example))
+            except RowProblem as problem:
+                rendered.append(_dropped(example, problem))
+        return rendered
 
     def _encoded(self, item: Rendered, ids: Iterator[Ids]) -> EncodedExample | Dropped:
         """Cut one example's ids into prompt and answers, and fit them into ``max_length``."""
@@ -211,6 +199,22 @@ class Encoder:
             return _fitted(split, self.options, len(whole.prompt) - len(split.prompt))
         except RowProblem as problem:
             return _dropped(item.example, problem)
+
+
+def _ahead(
+    batches: Iterable[list[Rendered | Dropped]], rules: TokenRules
+) -> Iterator[tuple[list[Rendered | Dropped], list[Ids]]]:
+    """Tokenise each batch in a thread while the next one is being made."""
+    under_way: tuple[list[Rendered | Dropped], Future[list[Ids]]] | None = None
+    with ThreadPoolExecutor(1) as pool:
+        for batch in batches:
+            texts = [text for r in batch if isinstance(r, Rendered) for text in r.texts]
+            begun = batch, pool.submit(rules.tokenise, texts)
+            if under_way is not None:
+                yield under_way[0], under_way[1].result()
+            under_way = begun
+        if under_way is not None:
+            yield under_way[0], under_way[1].result()
 
 
 def _prompt_texts(
