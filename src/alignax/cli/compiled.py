@@ -27,7 +27,7 @@ def use_compilation_cache(folder: Path) -> None:
     Entries that were damaged since they were written are removed; a folder that cannot be written
     is a notice.
     """
-    if jax.config.jax_compilation_cache_dir is not None:
+    if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -72,12 +72,12 @@ class Compilations:
         if event == FOUND:
             self._found.now = True
 
-    def _on_duration(self, event: str, seconds: float, **details: Any) -> None:
+    def _on_duration(self, event: str, duration_secs: float, **details: Any) -> None:
         """Note the end of a compilation."""
         if event == COMPILED:
             found = getattr(self._found, "now", False)
             self._found.now = False
             name = str(details.get("fun_name", "?")).removeprefix("jit(").removesuffix(")")
-            self.programs.append(Program(name, seconds, found))
+            self.programs.append(Program(name, duration_secs, found))
         elif event in PREPARED:
-            self.prepare_seconds += seconds
+            self.prepare_seconds += duration_secs

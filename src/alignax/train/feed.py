@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +15,8 @@ from alignax.records import PackedBatch
 from alignax.train.reference import gather_cached
 
 
-class Fed(NamedTuple):
+@dataclass(frozen=True)
+class Fed:
     """One step's input.
 
     Attributes:
@@ -81,7 +83,7 @@ class Feed:
         if fed is None:
             raise StopIteration
         self._ahead = self._pool.submit(self._fetch)
-        return fed._replace(waited=time.perf_counter() - started)
+        return replace(fed, waited=time.perf_counter() - started)
 
     def _fetch(self) -> Fed | None:
         """Fetch and place one batch; None at the end."""
