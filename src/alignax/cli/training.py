@@ -111,8 +111,6 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
         record={"recipe": marks["recipe"], "total_steps": setup.plan.steps},
         data_state=iterator.get_state,
     )
-    every = recipe.train.eval_steps
-    cadence = Cadence(setup.plan.steps, every, recipe.train.save_steps or every)
     started = time.monotonic()
     try:
         announce(hooks, start_step, checkpoints, setup, changed)

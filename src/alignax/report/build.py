@@ -58,7 +58,7 @@ def build_report(run_dir: str | Path) -> RunReport:
         settings=settings,
         fingerprints=fingerprints,
         exports=list(summary.get("exports") or []),
-        profile=_read_json(folder / "profile.json"),
+        profile=_optional(folder / "profile.json"),
     )
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A few steps of a run → a JAX trace, and where their time went."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from alignax.files import write_json
 from alignax.train.trace import read_instructions, read_ops, time_by_kind
 
 WARM_UP = 2
@@ -97,5 +97,5 @@ class Profiler:
             "seconds_per_step": wall / len(self._seconds),
             **time_by_kind(ops, read_instructions(self._text()), wall),
         }
-        (self._folder / "profile.json").write_text(json.dumps(table, indent=1), encoding="utf-8")
+        write_json(self._folder / "profile.json", table)
         self._tell(table)
