@@ -21,7 +21,7 @@ from flax import nnx
 
 from alignax.models.config import DecoderConfig
 from alignax.models.decoder import Decoder
-from alignax.models.layers import LoRAParam
+from alignax.models.layers import DropoutKey, LoRAParam
 from alignax.models.lora import LoraSpec, add_lora
 from alignax.shapes import TILE
 
@@ -150,9 +150,9 @@ def kept_by_tile(config: DecoderConfig, lora: LoraSpec | None, dtype: str, remat
     def forward(trained: Any, frozen: Any, key: Any, batch: Any) -> Any:
         def hidden(trained: Any) -> Any:
             weights = (trained, frozen) if lora is None else (frozen, trained)
-            dropout_key = None if lora is None else jax.random.wrap_key_data(key)
+            drawn = DropoutKey(jax.random.wrap_key_data(key), jnp.array(True))
             return nnx.merge(graphdef, *weights).hidden(
-                *batch, remat=remat, dropout_key=dropout_key
+                *batch, remat=remat, dropout_key=None if lora is None else drawn
             )
 
         return jax.vjp(hidden, trained)
@@ -213,7 +213,7 @@ def layer_bytes(job: Job, remat: str) -> int:
     config = share(job.config, job.tensor)
     places = job.rows * job.tokens
     slopes = places * (3 * config.mlp_dim + 2 * config.d_model) * job.narrow
-    one = replace(config, layer_count=1)
+    one = replace(config, layer_count=1, windows=config.windows[:1])
     everything, kept = (
         kept_by_tile(one, job.lora, job.dtype, policy) for policy in ("none", remat)
     )
