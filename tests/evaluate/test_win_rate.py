@@ -66,6 +66,13 @@ def test_length_control_of_a_judge_that_counts_characters():
     assert any("length explains part" in warning for warning in result.warnings)
 
 
+@pytest.mark.parametrize(("longer", "warned"), [(96, True), (90, False), (3, True)])
+def test_lengths_that_leave_equal_length_out_of_sight(longer, warned):
+    outcomes = ["win", "loss"] * 50
+    result = summarize(*judged(outcomes, ours=lambda n: "a" * (5 if n < longer else 1)))
+    assert any("goes beyond what was judged" in warning for warning in result.warnings) == warned
+
+
 def test_a_constant_candidate_is_named():
     result = summarize(*judged(["win"] * 6, ours=lambda n: "vote for me"))
     assert any("only 1 distinct answers to 6" in warning for warning in result.warnings)

@@ -72,6 +72,7 @@ def test_equal_answers_are_ties_and_cost_nothing():
     found = judge_both_orders(judge, items(("same", "same"), ("aa", "b")))
     assert [v.outcome for v in found] == ["tie", "win"]
     assert len(judge.asked) == 2
+    assert reliability(found).flip_rate.n == 1
     assert judge_both_orders(judge, []) == []
 
 

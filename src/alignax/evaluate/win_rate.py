@@ -14,6 +14,9 @@ from alignax.records import Comparison, Outcome, Score, Verdict
 
 WORTH: dict[Outcome, float] = {"win": 1.0, "loss": 0.0, "tie": 0.5}
 
+ONE_SIDED = 0.95
+"""Share of items with the same side longer from which on equal length is out of sight."""
+
 LEAST_CONTROLLED = 30
 """Fewer verdicts than this give no length-controlled estimate."""
 
@@ -119,6 +122,7 @@ def _warnings(result: WinRate, items: Sequence[Comparison], n: int, total: int) 
             f"at equal length the win rate is {result.length_controlled:.3f}, not "
             f"{result.rate.value:.3f}: length explains part of it"
         )
+    found += _about_lengths(items) if not math.isnan(result.length_controlled) else []
     first = result.judge.first_wins
     if first.n and not first.low <= 0.5 <= first.high:
         found.append(
@@ -132,3 +136,16 @@ def _warnings(result: WinRate, items: Sequence[Comparison], n: int, total: int) 
             "win rate says something about the judge and nothing about the model"
         )
     return found
+
+
+def _about_lengths(items: Sequence[Comparison]) -> list[str]:
+    """Warn where equal length is far from what was judged."""
+    longer = sum(len(item.answer) > len(item.baseline) for item in items) / len(items)
+    shorter = sum(len(item.answer) < len(item.baseline) for item in items) / len(items)
+    if max(longer, shorter) < ONE_SIDED:
+        return []
+    side = "candidate" if longer > shorter else "baseline"
+    return [
+        f"the {side}'s answer is the longer one in {max(longer, shorter):.0%} of the items: the "
+        "estimate at equal length goes beyond what was judged"
+    ]

@@ -69,7 +69,7 @@ def judge_both_orders(
     for place, item in enumerate(asked):
         found[item.item_id] = _verdict(item, opinions[place :: len(asked)])
     same = "the answers are equal"
-    return [found.get(i.item_id) or Verdict(i.item_id, "tie", same, ("tie", "tie")) for i in items]
+    return [found.get(i.item_id) or Verdict(i.item_id, "tie", same) for i in items]
 
 
 def _verdict(item: Comparison, opinions: Sequence[Opinion]) -> Verdict:
