@@ -50,7 +50,7 @@ CASES = {
     "small-chat": ("small", "chat", 512, "cached"),
     "wide-text": ("wide", "text", 512, "cached"),
     "wide-chat": ("wide", "chat", 170, "live"),
-    "smollm2-text": ("smollm2", "text", 128, "cached"),
+    "smollm2-text": ("smollm2", "text", 512, "cached"),
     "smollm2-chat": ("smollm2", "chat", 170, "cached"),
 }
 """Name → model, form of the rows, longest sequence, where the reference comes from."""
