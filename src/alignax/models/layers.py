@@ -103,7 +103,10 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """Normalise the last axis."""
         wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1) + self.eps)
+        # As a product, because the gradient of a broadcast is a sum over d, which XLA computes
+        # twenty times slower on CPUs than the same sum as a product.
+        wide = jnp.einsum("...d,...->...d", wide, scale, precision=jax.lax.Precision.HIGHEST)
         return wide.astype(x.dtype) * along_last(self.scale[...], x)
 
 
