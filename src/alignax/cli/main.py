@@ -76,8 +76,20 @@ def run(words: Sequence[str]) -> int:
     return module.main(arguments)
 
 
+def start() -> None:
+    """Entry point of the ``alignax`` command: ``main`` in a process that uses large pages.
+
+    A step allocates gigabytes and gives them back. In pages of 4 KiB, faults and translation misses
+    cost about a tenth of its time; glibc asks for pages of 2 MiB only if told so before it starts.
+    """
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    main()
+
+
 def main() -> None:
-    """Entry point of the ``alignax`` command."""
+    """Run the command line of this process."""
     # Libraries below us greet on stderr; a user's terminal is for what we say.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -105,4 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start()
