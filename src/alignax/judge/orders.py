@@ -73,8 +73,8 @@ def judge_both_orders(
 
 
 def _verdict(item: Comparison, opinions: Sequence[Opinion]) -> Verdict:
-    outcomes: list[Outcome] = [opinions[0].outcome]
-    outcomes += [mirrored(opinion.outcome) for opinion in opinions[1:]]
+    first, *others = (opinion.outcome for opinion in opinions)
+    outcomes = [first, *(mirrored(outcome) for outcome in others)]
     raw = "\n\n--- the other order ---\n\n".join(opinion.raw for opinion in opinions)
     return Verdict(item.item_id, combined(outcomes), raw, tuple(outcomes))
 

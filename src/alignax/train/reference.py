@@ -121,7 +121,7 @@ def fill_cache(
     saved = time.monotonic()
     try:
         for examples, (sums, _) in scored(step, (weights,), batches):
-            ids += [row_ids[index] for index in examples.tolist()]
+            ids += [str(row_ids[index]) for index in examples.tolist()]
             values += list(sums)
             progress(len(examples))
             if time.monotonic() - saved >= save_seconds:

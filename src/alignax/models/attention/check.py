@@ -106,7 +106,8 @@ def fault(attend: Callable[..., Any], use: Use) -> str | None:
     windows = [w for w in use.config.windows if w is not None]
     window = jnp.int32(min(*windows, TILE + 5)) if windows else None
     longer = [(0, 0), (0, tokens - small)]
-    wide = Layout(*(np.pad(x, longer) for x in layout[:3]), layout.tiles)
+    positions, segments, branches = (np.pad(x, longer) for x in layout[:3])
+    wide = Layout(positions, segments, branches, layout.tiles)
     placed = [use.place(np.pad(x, [*longer, (0, 0), (0, 0)])) for x in tensors]
     try:
         got = jax.device_get(_values_and_gradients(attend, placed, wide, window, use))

@@ -44,10 +44,10 @@ def flash_attention(
     b, t, n, h = q_btnh.shape
     heads = k_btkh.shape[2]
     q = q_btnh.reshape(b, t, heads, n // heads, h).transpose(0, 2, 3, 1, 4)
-    k, v = (x.transpose(0, 2, 1, 3) for x in (k_btkh, v_btkh))
+    k, v = k_btkh.transpose(0, 2, 1, 3), v_btkh.transpose(0, 2, 1, 3)
     limit = jnp.asarray(GLOBAL if window is None else window, jnp.int32).reshape(1, 1)
     facts = (*_token_facts(layout), limit, *_walks(tiles_within(layout, window), t // TILE))
-    out = _attend(spec, q, k, v, facts)
+    out: Any = _attend(spec, q, k, v, facts)
     return out.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
 
 

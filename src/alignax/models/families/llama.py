@@ -30,7 +30,7 @@ _ROPE_FACTORS = "rope_freqs.weight"
 def from_hf(config: Config, problems: list[str]) -> DecoderConfig | None:
     """Read a ``config.json``; None when problems were found."""
     before = len(problems)
-    sizes = {ours: read_size(config, key, problems) for key, ours in _SIZES.items()}
+    sizes: dict[str, Any] = {ours: read_size(config, key, problems) for key, ours in _SIZES.items()}
     heads = sizes["head_count"]
     sizes["kv_head_count"] = read_size(config, "num_key_value_heads", problems, default=heads)
     sizes["head_dim"] = read_size(
