@@ -73,10 +73,10 @@ def judge_both_orders(
 
 
 def _verdict(item: Comparison, opinions: Sequence[Opinion]) -> Verdict:
-    first, *others = (opinion.outcome for opinion in opinions)
-    outcomes = [first, *(mirrored(outcome) for outcome in others)]
+    others: list[Outcome] = [mirrored(opinion.outcome) for opinion in opinions[1:]]
+    outcomes: tuple[Outcome, ...] = (opinions[0].outcome, *others)
     raw = "\n\n--- the other order ---\n\n".join(opinion.raw for opinion in opinions)
-    return Verdict(item.item_id, combined(outcomes), raw, tuple(outcomes))
+    return Verdict(item.item_id, combined(outcomes), raw, outcomes)
 
 
 def reliability(verdicts: Sequence[Verdict]) -> Reliability:
