@@ -69,7 +69,7 @@ def main() -> None:
     speed = yardstick(setup)
     records = []
     for _, batch in step_batches(setup.train, setup.plan):
-        cached = None if table is None else gather_cached(table, batch.example)
+        cached = None if table is None else {"reference": gather_cached(table, batch.example)}
         started = time.perf_counter()
         placed, values = place_batch((batch, cached), setup.policy.mesh)
         state, metrics = step(state, frozen, live, placed, values)

@@ -9,6 +9,8 @@ import yaml
 
 from alignax.cli.main import VERBS
 from alignax.data.formats import FORMATS, detect, parse_row
+from alignax.losses import LOSSES, build_loss
+from alignax.losses.knobs import RATIO, TERMS
 from alignax.recipe import ALIASES, flatten, known_keys
 from alignax.records import Dropped
 from tests.test_layers import SOURCE
@@ -79,3 +81,19 @@ def test_recipe_example_has_known_keys():
     assert blocks
     for block in blocks:
         assert set(flatten(yaml.safe_load(block))) <= set(known_keys()) | set(ALIASES)
+
+
+def test_every_loss_has_a_row_with_its_settings():
+    text = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([a-z0-9_]+)` \| (.*)$", text, re.MULTILINE))
+    pairs = {name: spec for name, spec in LOSSES.items() if spec.kind == "pair"}
+    assert set(rows) == set(pairs)
+    shared = {*TERMS, *RATIO, "desirable_weight", "undesirable_weight"}
+    for name, spec in pairs.items():
+        beta, cost, settings, _ = (cell.strip() for cell in rows[name].split("|")[:4])
+        assert beta == ("" if spec.default_beta is None else f"{spec.default_beta:g}"), name
+        live = build_loss(name, kind="pair").needs_live_reference
+        kind = "live" if live else "cache" if spec.needs_reference else "none"
+        assert cost == kind + (", batch" if spec.batch_level else ""), name
+        for knob in set(spec.knobs) - shared:
+            assert f"`{knob}`" in settings, f"{name}: {knob}"

@@ -11,15 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from alignax.errors import UsageError
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+from alignax.sections import LossSection, ReferenceSection, Section
 
 
 class ModelSection(Section):
@@ -97,39 +92,6 @@ class LoraSection(Section):
     dropout: float = Field(default=0.05, ge=0, lt=1, description="dropout on the adapter's input")
     targets: list[str] | Literal["all-linear"] = Field(
         default=["q_proj", "v_proj"], description="projections that get an adapter, or all-linear"
-    )
-
-
-class LossSection(Section):
-    """The objective."""
-
-    type: str = Field(
-        default="auto", description="name of the loss; auto: sigmoid for dpo, nll for sft"
-    )
-    beta: float | None = Field(
-        default=None,
-        description="strength of the tie to the reference: high stays close, low moves far",
-    )
-    label_smoothing: float = Field(
-        default=0.0, ge=0, lt=0.5, description="share of labels thought wrong"
-    )
-    nll_weight: float = Field(
-        default=0.0, ge=0, description="weight of the chosen answer's NLL per token"
-    )
-    kl_weight: float = Field(
-        default=0.0, ge=0, description="weight of KL(policy ‖ reference) on chosen"
-    )
-
-
-class ReferenceSection(Section):
-    """What the policy is compared with."""
-
-    source: Literal["auto", "adapters_off", "frozen_copy", "cache"] = Field(
-        default="auto", description="auto: cache"
-    )
-    start: Literal["policy", "base"] = Field(
-        default="policy",
-        description="policy: where training starts (base + adapter); base: adapter left out",
     )
 
 
@@ -239,7 +201,12 @@ class Recipe(Section):
         """Refuse settings that contradict each other."""
         if self.train.steps and self.train.epochs:
             raise ValueError("train.steps and train.epochs exclude each other; give one")
-        if self.loss.beta is not None and self.loss.beta <= 0:
+        reference = self.reference
+        if reference.update == "none" and reference.update_steps is not None:
+            raise ValueError("reference.update_steps has no effect without reference.update")
+        if reference.update != "soft" and reference.update_share is not None:
+            raise ValueError("reference.update_share has no effect without reference.update: soft")
+        if isinstance(self.loss.beta, float) and self.loss.beta <= 0:
             raise ValueError(f"loss.beta must be > 0, got {self.loss.beta}")
         return self
 

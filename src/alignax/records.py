@@ -148,8 +148,17 @@ class PackedBatch(NamedTuple):
 class PairLogps(NamedTuple):
     """Summed log-probs (nats) and scored-token counts of pairs; a scalar or an array each.
 
-    ``kl_chosen`` is the mean over the chosen answer's tokens of KL(policy ‖ reference); it is 0
-    unless the loss asked for it.
+    The fields with a default are 0 unless the loss asked for them.
+
+    Attributes:
+        kl_chosen: Mean over the chosen answer's tokens of KL(policy ‖ reference).
+        policy_tail_chosen: The part of the log-prob that lies beyond the length of the pair's
+            shorter answer; so ``policy_tail_rejected`` and the two of the reference.
+        forward_kl_chosen: Σ over tokens of KL(reference ‖ policy); so ``forward_kl_rejected``.
+        squares_chosen: Σ over tokens of log Σ_v p(v)² under the policy; so ``squares_rejected``.
+        score_chosen: A score that came with the row; so ``score_rejected``.
+        margin_mean: Running mean of the pairs' reward margins, the same in every slot.
+        margin_spread: Their running standard deviation; 0 before the first step.
     """
 
     policy_chosen: Any
@@ -159,6 +168,18 @@ class PairLogps(NamedTuple):
     chosen_tokens: Any
     rejected_tokens: Any
     kl_chosen: Any = 0.0
+    policy_tail_chosen: Any = 0.0
+    policy_tail_rejected: Any = 0.0
+    reference_tail_chosen: Any = 0.0
+    reference_tail_rejected: Any = 0.0
+    forward_kl_chosen: Any = 0.0
+    forward_kl_rejected: Any = 0.0
+    squares_chosen: Any = 0.0
+    squares_rejected: Any = 0.0
+    score_chosen: Any = 0.0
+    score_rejected: Any = 0.0
+    margin_mean: Any = 0.0
+    margin_spread: Any = 0.0
 
 
 class Weighted(NamedTuple):

@@ -3,7 +3,6 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,9 +24,15 @@ PAIRS = PairLogps(
 )
 
 
+def rewards_of(pair):
+    """Rewards at β = 0.5."""
+    chosen = 0.5 * (pair.policy_chosen - pair.reference_chosen)
+    return chosen, 0.5 * (pair.policy_rejected - pair.reference_rejected)
+
+
 def measure(pair, valid):
     """Divide the metrics of some pairs."""
-    return means(preference_metrics(pair, jnp.asarray(valid), beta=0.5))
+    return means(preference_metrics(pair, jnp.asarray(valid), rewards=rewards_of(pair)))
 
 
 def test_values_by_hand():
@@ -49,15 +54,12 @@ def test_values_by_hand():
 
 
 def test_parts_merge_to_the_whole():
-    whole = preference_metrics(PAIRS, jnp.ones(3, bool), beta=0.5)
-    parts = [
-        preference_metrics(
-            jax.tree.map(lambda x, s=s: x[s], PAIRS._replace(kl_chosen=jnp.zeros(3))),
-            jnp.ones(n, bool),
-            beta=0.5,
-        )
-        for s, n in ((slice(0, 1), 1), (slice(1, 3), 2))
-    ]
+    whole = preference_metrics(PAIRS, jnp.ones(3, bool), rewards=rewards_of(PAIRS))
+    parts = []
+    for part, count in ((slice(0, 1), 1), (slice(1, 3), 2)):
+        some = PairLogps(*[x[part] for x in PAIRS[:6]])
+        ones = jnp.ones(count, bool)
+        parts.append(preference_metrics(some, ones, rewards=rewards_of(some)))
     merged = merge(*parts)
     for name, value in whole.items():
         np.testing.assert_allclose(merged[name].total, value.total, rtol=1e-6, err_msg=name)
@@ -72,7 +74,7 @@ def test_unused_slots_do_not_count():
 
 
 def test_an_empty_batch_has_weight_zero():
-    metrics = preference_metrics(PAIRS, jnp.zeros(3, bool), beta=0.5)
+    metrics = preference_metrics(PAIRS, jnp.zeros(3, bool), rewards=rewards_of(PAIRS))
     assert all(float(value.weight) == 0 for value in metrics.values())
     assert all(math.isnan(value) for value in means(metrics).values())
 
@@ -114,3 +116,11 @@ def test_distinct_counts_repeated_word_pairs():
     assert distinct(["a b a b a b"]) == Weighted(2, 5)
     assert distinct(["a b", "a b"]) == Weighted(2, 2)
     assert distinct(["a"]) == Weighted(0, 0)
+
+
+def test_log_ratios_are_left_out_without_a_reference():
+    metrics = preference_metrics(
+        PAIRS, jnp.ones(3, bool), rewards=rewards_of(PAIRS), has_reference=False
+    )
+    assert not {name for name in metrics if "logratio" in name}
+    assert float(metrics["chosen_logp"].total) == -22.0

@@ -21,16 +21,17 @@ def source(rows, plan, state, fail_at=None):
         yield index, pack(rows, plan.step(index), plan.shape)
 
 
-def opened(place=lambda tree: tree, table=None, **more):
+def opened(place=lambda tree: tree, tables=None, **more):
     rows = Rows(12)
     plan = plan_epochs(rows.lengths, batch_size=4, epochs=1)
     state = {"next_step": 0}
-    return rows, plan, Feed(source(rows, plan, state, **more), place, table, lambda: dict(state))
+    batches = source(rows, plan, state, **more)
+    return rows, plan, Feed(batches, place, tables or {}, lambda: dict(state))
 
 
 def test_batches_come_once_in_order_with_their_own_position():
     table = np.arange(24, dtype=np.float32).reshape(12, 2)
-    rows, plan, feed = opened(table=table)
+    rows, plan, feed = opened(tables={"reference": table})
     with feed.open():
         fed = list(feed)
     assert [f.index for f in fed] == [0, 1, 2]
@@ -40,8 +41,9 @@ def test_batches_come_once_in_order_with_their_own_position():
         for ours, theirs in zip(item.placed, expected, strict=True):
             np.testing.assert_array_equal(ours, theirs)
         used = expected.example >= 0
-        np.testing.assert_array_equal(item.cached[used], table[expected.example[used]])
-        assert (item.cached[~used] == 0).all()
+        cached = item.cached["reference"]
+        np.testing.assert_array_equal(cached[used], table[expected.example[used]])
+        assert (cached[~used] == 0).all()
 
 
 def test_the_next_batch_is_placed_while_a_step_runs():

@@ -66,7 +66,8 @@ class Run:
 
     def __init__(self, dataset, *, mode="cached", model=None, trains="adapter", mesh=(1, 1, 1),
                  reference_adapter=False, learning_rate=1e-2, beta=0.1, remat="none",
-                 optimizer=None, kind="pair", compute_dtype="float32", **plan):  # fmt: skip
+                 optimizer=None, kind="pair", compute_dtype="float32", loss=None, knobs=None,
+                 moving=None, **plan):  # fmt: skip
         self.rows = dataset
         self.mesh = build_mesh(*mesh)
         model = model or policy()
@@ -78,14 +79,28 @@ class Run:
         self.trainable, self.frozen = self.network.part(self.start)
         self.reference = jax.tree.map(lambda x: x.copy(), self.start)
         self.reference_plan = ReferencePlan(mode if kind == "pair" else "none", reference_adapter)
+        self.reference_plan = moving or self.reference_plan
         settings = {"batch_size": 8, "epochs": 1, "rows": mesh[0] * mesh[1]} | plan
         self.plan = plan_epochs(dataset.lengths, **settings)
-        self.objective = build_loss(kind=kind, beta=beta if kind == "pair" else None)
+        beta = beta if kind == "pair" and loss is None else None
+        objective = build_loss(loss, kind=kind, beta=beta, **(knobs or {}))
+        self.objective = objective.over(self.plan.steps)
         schedule = optax.constant_schedule(learning_rate)
         self.optimizer = optimizer or optax.adamw(schedule, weight_decay=0.0)
-        self.table = self.score(self.reference, reference_adapter) if mode == "cached" else None
+        self.table = (
+            self.score(self.reference, reference_adapter)
+            if self.reference_plan.mode == "cached"
+            else None
+        )
         self.state = commit(
-            init_state(self.trainable, self.optimizer, jax.random.key(0)), self.mesh
+            init_state(
+                self.trainable,
+                self.optimizer,
+                jax.random.key(0),
+                memory=self.objective.start_memory(),
+                moving_reference=self.reference_plan.mode == "moving",
+            ),
+            self.mesh,
         )
         self.step = build_train_step(
             self.network, self.objective, self.optimizer, schedule, self.reference_plan, self.state
@@ -108,7 +123,9 @@ class Run:
     def update(self, index):
         """Do one step and return its metrics as numbers."""
         batch = self.batch(index)
-        cached = None if self.table is None else gather_cached(self.table, batch.example)
+        cached = None
+        if self.table is not None:
+            cached = {"reference": gather_cached(self.table, batch.example)}
         live = self.reference if self.reference_plan.mode == "live" else None
         placed, cached = self.place((batch, cached))
         self.state, metrics = self.step(self.state, self.frozen, live, placed, cached)

@@ -35,7 +35,7 @@ def add_arguments(parser: Parser) -> None:
     sub.add_argument("--json", action="store_true", help="print JSON")
     sub.add_argument("--reference", metavar="MODEL", help="reference; default: without adapter")
     add_settings(
-        sub, "model.", *ROW_SETTINGS, "loss.type", "loss.beta", "loss.label_smoothing",
+        sub, "model.", *ROW_SETTINGS, "loss.",
         "train.microbatch_tokens", "mesh.",
     )  # fmt: skip
     sub.set_defaults(parser=sub, run=heldout)

@@ -13,7 +13,7 @@ from alignax.cli import terminal
 from alignax.cli.loading import Policy, build_encoder, load_policy
 from alignax.cli.run_folder import RunFolder
 from alignax.cli.run_lock import writing
-from alignax.cli.setup import Setup, take_apart
+from alignax.cli.setup import Setup, build_objective, take_apart
 from alignax.cli.training import model_with, run
 from alignax.data.encode import Encoder
 from alignax.errors import RunError
@@ -220,7 +220,13 @@ def export_checkpoint(
         recipe.optimizer, build_schedule(recipe.optimizer, checkpoints.record(step)["total_steps"])
     )
     trainable, frozen = network.part(start)
-    template = init_state(trainable, optimizer, jax.random.key(recipe.train.seed))
+    template = init_state(
+        trainable,
+        optimizer,
+        jax.random.key(recipe.train.seed),
+        memory=build_objective(recipe).start_memory(),
+        moving_reference=recipe.reference.update != "none",
+    )
     weights = network.join(checkpoints.restore(step, template).trainable, frozen)
     model = nnx.merge(network.graphdef, weights.base, weights.adapter)
     summary = read_json(folder.summary_file) if folder.summary_file.exists() else {}

@@ -14,7 +14,7 @@ from alignax.cli.loading import (
     load_train_and_eval,
     warn_of_positions,
 )
-from alignax.cli.setup import build_objective
+from alignax.cli.setup import build_objective, scores_for
 from alignax.data.dataset import EncodedDataset
 from alignax.data.pipeline import step_batches
 from alignax.data.plan import scoring_plan
@@ -67,11 +67,13 @@ def evaluate_heldout(recipe: Recipe, reference: str | None) -> tuple[dict[str, f
         rows=recipe.mesh.data * recipe.mesh.fsdp,
     )
     network, _ = with_attention(sides.network, policy, recipe.model, plan.shape.t)
-    step = build_eval_step(network, reference_adapter=sides.adapter)
+    objective = build_objective(recipe).over(1).at(1)
+    step = build_eval_step(network, reference_adapter=sides.adapter, columns=objective.columns)
     with terminal.progress("held-out rows", len(rows)) as advance:
         batches = (place_batch(b, policy.mesh) for _, b in step_batches(rows, plan))
         scores = score_heldout(step, sides.policy, sides.reference, batches, len(rows), 2, advance)
-    return summarize_pairs(scores, build_objective(recipe)), sides.name
+    given = scores_for(objective, rows)
+    return summarize_pairs(scores, objective, given=given), sides.name
 
 
 def _rows(recipe: Recipe, policy: Policy, run: Recipe | None, place: str) -> EncodedDataset:

@@ -103,7 +103,7 @@ def _value(key: str, text: str) -> Any:
     value = parse_value(text)
     if isinstance(value, str) and value and key == "lora.targets" and value != "all-linear":
         return [value]
-    wants_text = str in kinds or kind is str
+    wants_text = str in kinds and float not in kinds
     return text if wants_text and not isinstance(value, list | type(None)) else value
 
 

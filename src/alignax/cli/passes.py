@@ -11,7 +11,7 @@ import numpy as np
 
 from alignax.cli import terminal
 from alignax.cli.loading import cache_folder
-from alignax.cli.setup import Setup
+from alignax.cli.setup import Setup, scores_for
 from alignax.data.dataset import EncodedDataset
 from alignax.data.plan import PackShape, Plan, scoring_plan
 from alignax.evaluate.heldout import (
@@ -55,6 +55,15 @@ def reference_table(setup: Setup) -> np.ndarray | None:
     return cache.table(setup.train.row_ids)
 
 
+def row_tables(setup: Setup) -> dict[str, np.ndarray]:
+    """Collect the [n, s] values of the training rows that the loss reads."""
+    found = {
+        "reference": reference_table(setup),
+        "score": scores_for(setup.objective, setup.train),
+    }
+    return {name: table for name, table in found.items() if table is not None}
+
+
 def score_plan(
     setup: Setup, part: EncodedDataset, times: int = 1, at_least: PackShape | None = None
 ) -> Plan:
@@ -73,9 +82,11 @@ class HeldOutPass:
     def __init__(self, setup: Setup):
         """Make the program; it is compiled when it is first used."""
         self._setup = setup
-        self._live = setup.reference_plan.mode != "none"
+        self._live = setup.has_reference
         self._step = build_eval_step(
-            setup.network, reference_adapter=setup.reference_plan.adapter if self._live else None
+            setup.network,
+            reference_adapter=setup.reference_plan.adapter if self._live else None,
+            columns=setup.objective.columns,
         )
         _, self._frozen = setup.network.part(setup.start)
 
@@ -104,14 +115,16 @@ class HeldOutPass:
                 setup.batches(part, plan), len(part), setup.answers, advance,
             )  # fmt: skip
 
-    def evaluate(self, trainable: Any, _step: int) -> dict[str, float]:
+    def evaluate(self, trainable: Any, step: int) -> dict[str, float]:
         """Measure the held-out rows, of which there must be some."""
         setup = self._setup
         assert setup.held_out is not None
         scores = self._score(setup.held_out, trainable, "held-out rows")
         if setup.objective.kind == "sft":
             return summarize_sft(scores)
-        return summarize_pairs(scores, setup.objective)
+        objective = setup.objective.at(max(step - 1, 0))
+        given = scores_for(objective, setup.held_out)
+        return summarize_pairs(scores, objective, has_reference=self._live, given=given)
 
     def self_test(self) -> None:
         """Before the first update: policy = reference, packed = padded, on the first rows.
@@ -132,7 +145,7 @@ class HeldOutPass:
             return
         identities = self._identities()
         if setup.recipe.reference.start == "base" and setup.policy.adapter_hash is not None:
-            rewards = setup.objective.beta * (scores.policy - scores.reference)
+            rewards = setup.objective.at(0).beta * (scores.policy - scores.reference)
             terminal.warn(
                 "the reference is the base below the adapter, as asked: step-0 rewards are "
                 f"{rewards[:, 0].mean():+.3f} chosen, {rewards[:, 1].mean():+.3f} rejected, not 0"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 import alignax
 from alignax.cli import terminal
@@ -24,7 +25,7 @@ from alignax.data.dataset import EncodedDataset
 from alignax.data.encode import Encoder
 from alignax.data.pipeline import step_batches
 from alignax.data.plan import Plan, plan_epochs
-from alignax.errors import UsageError
+from alignax.errors import DataError, UsageError
 from alignax.losses import Objective, build_loss
 from alignax.models.lora import merged
 from alignax.models.sharding import place_batch
@@ -65,6 +66,12 @@ class Setup:
         """Answers of one example."""
         return self.network.answers
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether held-out rows are compared with a reference, even if the loss has none."""
+        free = self.objective.kind == "pair" and self.recipe.lora.enabled
+        return self.reference_plan.mode != "none" or free
+
     def batches(self, dataset: EncodedDataset, plan: Plan) -> Any:
         """Placed batches of a scoring plan, in order."""
         for _, batch in step_batches(dataset, plan):
@@ -85,6 +92,8 @@ def prepare(recipe: Recipe) -> Setup:
     train, held_out, reports = load_train_and_eval(recipe.data, encoder, kind=kind)
     for rows in (train, held_out):
         warn_of_positions(policy, rows)
+        if rows is not None:
+            scores_for(objective, rows)
     network, start = take_apart(recipe, policy)
     reference, reference_plan, identity = choose_reference(recipe, policy, start, objective)
     plan = plan_epochs(
@@ -104,8 +113,8 @@ def prepare(recipe: Recipe) -> Setup:
     )
     recipe, network, memory = fit_memory(recipe, policy, network, reference_plan, plan, train)
     return Setup(
-        recipe, folder, policy, encoder, train, held_out, reports, objective, network, start,
-        reference, reference_plan, identity, plan, notice, memory, compilations,
+        recipe, folder, policy, encoder, train, held_out, reports, objective.over(plan.steps),
+        network, start, reference, reference_plan, identity, plan, notice, memory, compilations,
     )  # fmt: skip
 
 
@@ -144,7 +153,7 @@ def fit_memory(
         policy.loaded.config,
         policy.lora,
         (shape.g, shape.b, shape.t, shape.a, shape.m),
-        live=reference_plan.mode == "live",
+        live=reference_plan.mode in ("live", "moving"),
         limit=memory_limit(recipe, device),
     )
     longest = int(train.lengths.sum(1).max())
@@ -190,14 +199,25 @@ def build_objective(recipe: Recipe) -> Objective:
     name = None if recipe.loss.type == "auto" else recipe.loss.type
     if kind == "sft" and recipe.reference.model_fields_set:
         raise UsageError("reference settings have no effect on sft, which has no reference")
-    return build_loss(
-        name,
-        kind=kind,
-        beta=recipe.loss.beta,
-        label_smoothing=recipe.loss.label_smoothing,
-        nll_weight=recipe.loss.nll_weight,
-        kl_weight=recipe.loss.kl_weight,
-    )
+    return build_loss(name, kind=kind, **recipe.loss.model_dump(exclude={"type"}))
+
+
+def scores_for(objective: Objective, rows: EncodedDataset) -> np.ndarray | None:
+    """Take the [n, s] scores of the rows if the loss reads them.
+
+    Raises:
+        DataError: Some rows have none.
+    """
+    if "score" not in objective.columns:
+        return None
+    absent = np.flatnonzero(np.isnan(rows.scores).any(1))
+    if len(absent):
+        raise DataError(
+            f"loss.type={objective.spec.name} reads a score of each answer, which "
+            f"{len(absent)} of {len(rows)} rows lack, first {rows.places[absent[0]]}",
+            hint="give the rows chosen_score and rejected_score, or take another loss",
+        )
+    return rows.scores
 
 
 def choose_reference(
@@ -219,13 +239,19 @@ def choose_reference(
         return start, ReferencePlan("none"), identity
     source = recipe.reference.source
     full = not recipe.lora.enabled
+    if not objective.needs_reference and (source, recipe.reference.update) != ("auto", "none"):
+        raise UsageError(
+            f"reference settings have no effect: {objective.spec.name} has no reference",
+            hint="leave it out",
+        )
     if full and recipe.reference.start == "base" and policy.adapter_hash is not None:
         raise UsageError("reference.start: base needs LoRA: full training merges the adapter")
     if source == "auto":
-        source = "frozen_copy" if full or objective.kl_weight > 0 else "cache"
-    if source == "cache" and objective.kl_weight > 0:
+        source = "frozen_copy" if full or objective.needs_live_reference else "cache"
+    if source == "cache" and objective.needs_live_reference:
         raise UsageError(
-            "loss.kl_weight needs the reference's full distribution, which a cache does not hold",
+            f"the loss reads {', '.join(objective.columns)} of the reference, and a cache holds "
+            "the answers' summed log-probs only",
             hint="leave reference.source at auto",
         )
     if source == "adapters_off" and (full or not base_only):
@@ -237,7 +263,29 @@ def choose_reference(
         )
     keep_adapter = not base_only and not full
     # Training starts from a copy (``init_state``), so the start itself stays what it was.
+    if not objective.needs_reference:
+        return start, ReferencePlan("none", keep_adapter), identity
+    if recipe.reference.update != "none":
+        return start, moving_plan(recipe, policy), identity
     return start, ReferencePlan("cached" if source == "cache" else "live", keep_adapter), identity
+
+
+def moving_plan(recipe: Recipe, policy: Policy) -> ReferencePlan:
+    """Let the reference follow the policy; cached log-probs would be those of its start.
+
+    Raises:
+        UsageError: The reference does not start as the policy, or a source was asked for.
+    """
+    section = recipe.reference
+    if section.source not in ("auto", "frozen_copy"):
+        raise UsageError(
+            f"reference.source={section.source} cannot follow the policy (reference.update)",
+            hint="leave reference.source at auto",
+        )
+    if section.start == "base" and policy.adapter_hash is not None:
+        raise UsageError("reference.update needs a reference that starts as the policy")
+    share = 1.0 if section.update == "hard" else section.update_share or 0.6
+    return ReferencePlan("moving", True, section.update_steps or 512, share)
 
 
 def fingerprints(setup: Setup) -> dict[str, Any]:

@@ -185,6 +185,9 @@ def step_line(values: Mapping[str, float]) -> str:
         parts += [
             f"margin {values['margin']:+.3f}",
             f"acc {values['accuracy']:.2f}",
+        ]
+    if "chosen_logratio" in values:
+        parts += [
             f"Δchosen {values['chosen_logratio']:+.3f}",
             f"Δrejected {values['rejected_logratio']:+.3f}",
         ]

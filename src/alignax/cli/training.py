@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import optax
 from flax import nnx
 
 from alignax.cli import terminal
 from alignax.cli.main import STARTED
-from alignax.cli.passes import HeldOutPass, reference_table
+from alignax.cli.passes import HeldOutPass, row_tables
 from alignax.cli.setup import Setup, fingerprints
 from alignax.data.pipeline import step_batches
 from alignax.models.sharding import commit, place_batch
@@ -29,13 +30,12 @@ def first_update_check(setup: Setup) -> Callable[..., None]:
     equal_start = not (
         setup.recipe.reference.start == "base" and setup.policy.adapter_hash is not None
     )
-    plain = setup.objective.spec.name == "sigmoid" and setup.objective.nll_weight == 0
+    objective = setup.objective.at(0)
 
     def check(before: TrainState, after: TrainState, values: Mapping[str, float]) -> None:
-        if plain and equal_start:
-            check_first_loss(
-                values["loss"], beta=setup.objective.beta, dtype=setup.recipe.model.dtype
-            )
+        if objective.is_plain_dpo and equal_start:
+            beta = float(objective.beta)
+            check_first_loss(values["loss"], beta=beta, dtype=setup.recipe.model.dtype)
         share = check_first_update(
             before.trainable, jax.device_get(after.trainable), values["grad_norm"]
         )
@@ -65,6 +65,25 @@ def cadence_of(setup: Setup) -> Cadence:
     return Cadence(setup.plan.steps, train.eval_steps, train.save_steps or train.eval_steps)
 
 
+def first_state(setup: Setup, optimizer: optax.GradientTransformation) -> TrainState:
+    """Make the state of step 0, in its place on the devices."""
+    moving = setup.reference_plan.mode == "moving"
+    if moving:
+        terminal.say(
+            f"the reference moves every {setup.reference_plan.every} steps, so its log-probs are "
+            "not cached; held-out figures compare with where it started"
+        )
+    trainable, _ = setup.network.part(setup.start)
+    state = init_state(
+        trainable,
+        optimizer,
+        jax.random.key(setup.recipe.train.seed),
+        memory=setup.objective.start_memory(),
+        moving_reference=moving,
+    )
+    return commit(state, setup.policy.mesh)
+
+
 def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Checkpoints, float]:
     """Train: from step 0, or from the newest whole checkpoint of the folder."""
     recipe, folder, network = setup.recipe, setup.folder, setup.network
@@ -73,13 +92,11 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
     if recipe.train.resume:
         folder.require_same(marks)
         changed = folder.rewrite_recipe(recipe)
-    table = reference_table(setup)
+    tables = row_tables(setup)
     schedule = build_schedule(recipe.optimizer, setup.plan.steps)
     optimizer = build_optimizer(recipe.optimizer, schedule)
-    trainable, frozen = network.part(setup.start)
-    state = commit(
-        init_state(trainable, optimizer, jax.random.key(recipe.train.seed)), setup.policy.mesh
-    )
+    _, frozen = network.part(setup.start)
+    state = first_state(setup, optimizer)
     passes = HeldOutPass(setup)
     if not recipe.train.resume:
         passes.self_test()
@@ -102,7 +119,7 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
         step=watched(step, setup.compilations, hooks, start_step),
         frozen=frozen,
         live=setup.reference if setup.reference_plan.mode == "live" else None,
-        table=table,
+        tables=tables,
         row_ids=setup.train.row_ids,
         place=lambda tree: place_batch(tree, setup.policy.mesh),
         evaluate=passes.evaluate if setup.held_out is not None else None,

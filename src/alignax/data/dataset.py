@@ -30,7 +30,7 @@ BATCH = 256
 
 DETECT_ROWS = 64
 
-READING_VERSION = "3"
+READING_VERSION = "4"
 """Raised whenever the example that some row becomes changes; part of every cache key."""
 
 MANIFEST, REPORT = "manifest.json", "report.json"
@@ -44,6 +44,7 @@ class EncodedDataset:
         prompt_hashes: Hash of every prompt.
         lengths: [n, 1 + s] tokens of prompt and answers.
         source_index: [n] place of every example among the rows that were read.
+        scores: [n, s] scores that came with the answers; NaN where there was none.
         places: ``file:line`` of every example.
         content_hash: Hash of the data bytes.
         digest: Hash of everything that decides the ids of a row, its format included.
@@ -68,6 +69,7 @@ class EncodedDataset:
         self.prompt_hashes: list[str] = table["prompt_hashes"].tolist()
         self.lengths: np.ndarray = table["lengths"]
         self.source_index: np.ndarray = table["source_index"]
+        self.scores: np.ndarray = table["scores"]
 
     @property
     def branches(self) -> int:

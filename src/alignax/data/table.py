@@ -8,13 +8,14 @@ never changed.
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from alignax.records import EncodedExample, Example, Text
+from alignax.records import EncodedExample, Example, PreferencePair, Text
 
 IDS, COLUMNS = "ids.bin", "table.npz"
 
@@ -64,6 +65,7 @@ class TableWriter:
             "system_merged": encoded.system_merged,
             "source_index": index,
             "plain": plain,
+            "scores": scores_of(example)[: self._answers],
         }
         for name, value in values.items():
             self._columns.setdefault(name, []).append(value)
@@ -85,6 +87,7 @@ class TableWriter:
             "system_merged": np.array(columns.get("system_merged", []), bool),
             "source_index": np.array(columns.get("source_index", []), np.int64),
             "plain": np.array(columns.get("plain", []), bool),
+            "scores": np.array(columns.get("scores", []), np.float32).reshape(-1, answers),
         }
         np.savez(self._folder / COLUMNS, **arrays)
         return arrays
@@ -97,6 +100,14 @@ def read_table(folder: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     flat = folder / IDS
     ids = np.memmap(flat, "<i4", "r") if flat.stat().st_size else np.zeros(0, np.int32)
     return ids, columns
+
+
+def scores_of(example: Example) -> tuple[float, float]:
+    """Scores of chosen and rejected that came with a row; NaN where there is none."""
+    if not isinstance(example, PreferencePair):
+        return (math.nan, math.nan)
+    given = (example.chosen_score, example.rejected_score)
+    return tuple(math.nan if score is None else score for score in given)  # type: ignore[return-value]
 
 
 def content_hash(value: Any) -> str:

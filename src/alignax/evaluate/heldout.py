@@ -15,40 +15,52 @@ import numpy as np
 from alignax.losses import Objective
 from alignax.metrics.intervals import mean_interval, wilson
 from alignax.records import PackedBatch, PairLogps
+from alignax.train.columns import answer_columns, answer_kl, pair_logps
 from alignax.train.forward import Network, Weights, answer_logps
 from alignax.train.reference import scored
-from alignax.train.step import answer_kl, pair_logps
 
 
 class RowScores(NamedTuple):
-    """[n, s] values of every answer: log-probs (nats), scored tokens and summed KL (nats)."""
+    """[n, s] values of every answer: log-probs (nats), scored tokens and summed KL (nats).
 
-    policy: np.ndarray
-    reference: np.ndarray
-    tokens: np.ndarray
-    kl: np.ndarray
+    ``columns`` holds what else the loss reads, by the names of ``train.columns``.
+    """
+
+    policy: Any
+    reference: Any
+    tokens: Any
+    kl: Any
+    columns: dict[str, Any]
 
 
-def build_eval_step(network: Network, *, reference_adapter: bool | None) -> Callable[..., Any]:
-    """Compile ``(policy, reference, batch [g, …]) → (policy, reference, tokens, kl)``.
+def build_eval_step(
+    network: Network, *, reference_adapter: bool | None, columns: tuple[str, ...] = ()
+) -> Callable[..., Any]:
+    """Compile ``(policy, reference, batch [g, …]) → RowScores``, [g, b, p, s] each.
 
     Args:
         network: Static half of the model.
         reference_adapter: Whether the reference keeps its adapter; None: there is no live
             reference, and its log-probs and the KL come out as zeros.
+        columns: What else the loss reads (``Objective.columns``).
     """
     # Nothing is differentiated, so there is nothing to recompute.
     network = replace(network, remat="none")
+    without_kl = tuple(name for name in columns if name != "kl")
 
     def evaluate(policy: Weights, reference: Weights | None, batch: PackedBatch) -> Any:
         def one(micro: PackedBatch) -> Any:
             ours = answer_logps(network, policy, micro)
             if reference_adapter is None or reference is None:
                 zeros = jax.numpy.zeros_like(ours.sums)
-                return ours.sums, zeros, ours.tokens, zeros
+                more = answer_columns(columns, network, ours, None, micro)
+                return RowScores(ours.sums, zeros, ours.tokens, zeros, more)
             theirs = answer_logps(network, reference, micro, adapter=reference_adapter)
             kl = answer_kl(network, ours, theirs, micro)
-            return ours.sums, theirs.sums, ours.tokens, kl
+            more = answer_columns(without_kl, network, ours, theirs, micro)
+            if without_kl != columns:
+                more["kl"] = kl / jax.numpy.maximum(ours.tokens, 1)
+            return RowScores(ours.sums, theirs.sums, ours.tokens, kl, more)
 
         return jax.lax.map(one, batch)
 
@@ -65,32 +77,45 @@ def score_heldout(
     progress: Callable[[int], None] = lambda _: None,
 ) -> RowScores:
     """Evaluate every held-out row once, whatever its place in the batches."""
-    scores = [np.full((count, answers), np.nan) for _ in range(4)]
+    scores = None
     for examples, parts in scored(step, (policy, reference), batches):
-        for target, part in zip(scores, parts, strict=True):
+        if scores is None:
+            scores = jax.tree.map(lambda _: np.full((count, answers), np.nan), parts)
+        for target, part in zip(jax.tree.leaves(scores), jax.tree.leaves(parts), strict=True):
             target[examples] = part
         progress(len(examples))
-    return RowScores(*scores)
+    assert scores is not None
+    return scores
 
 
 def summarize_pairs(
-    scores: RowScores, objective: Objective, *, has_kl: bool = True
+    scores: RowScores,
+    objective: Objective,
+    *,
+    has_reference: bool = True,
+    given: np.ndarray | None = None,
 ) -> dict[str, float]:
     """Turn per-pair scores into held-out metrics.
 
     Accuracy counts a pair as right when the chosen answer's reward is strictly higher; ties are
-    reported apart. Margin is the reward margin β·(Δchosen − Δrejected). Perplexity is of the
-    chosen answers. ``kl/token`` is the exact KL(policy ‖ reference) over all scored tokens of
-    both answers, teacher-forced.
+    reported apart. Margin is the margin of the loss's own rewards, mostly β·(Δchosen − Δrejected).
+    Perplexity is of the chosen answers. ``kl/token`` is the exact KL(policy ‖ reference) over all
+    scored tokens of both answers, teacher-forced. A batch-level loss takes all rows as one batch.
+
+    Args:
+        scores: What the model says about the rows.
+        objective: The loss, its schedules resolved.
+        has_reference: Whether the scores hold a reference.
+        given: [n, s] scores that came with the rows, for losses that read them.
     """
-    policy, reference, tokens, kl = scores
-    pair: PairLogps = jax.tree.map(
-        np.asarray, pair_logps(policy[:, None], reference[:, None], tokens[:, None])
-    )
+    columns = {name: values[:, None] for name, values in scores.columns.items()}
+    if given is not None:
+        columns["score"] = given[:, None]
+    sides = (scores.policy[:, None], scores.reference[:, None], scores.tokens[:, None])
+    pair: PairLogps = jax.tree.map(np.asarray, pair_logps(*sides, columns))
     losses = np.array(objective.per_example(pair), np.float64)
-    chosen = pair.policy_chosen - pair.reference_chosen
-    rejected = pair.policy_rejected - pair.reference_rejected
-    margins = objective.beta * (chosen - rejected)
+    chosen_reward, rejected_reward = objective.rewards(pair)
+    margins = np.asarray(chosen_reward - rejected_reward, np.float64)
     count = len(margins)
     loss, margin = mean_interval(losses), mean_interval(margins)
     accuracy = wilson(int((margins > 0).sum()), count)
@@ -107,11 +132,13 @@ def summarize_pairs(
         "margin_low": margin.low,
         "margin_high": margin.high,
         "perplexity": math.exp(-pair.policy_chosen.sum() / pair.chosen_tokens.sum()),
-        "chosen_logratio": float(chosen.sum() / pair.chosen_tokens.sum()),
-        "rejected_logratio": float(rejected.sum() / pair.rejected_tokens.sum()),
     }
-    if has_kl:
-        values["kl/token"] = float(kl.sum() / tokens.sum())
+    if has_reference:
+        chosen = pair.policy_chosen - pair.reference_chosen
+        rejected = pair.policy_rejected - pair.reference_rejected
+        values["chosen_logratio"] = chosen.sum() / pair.chosen_tokens.sum()
+        values["rejected_logratio"] = rejected.sum() / pair.rejected_tokens.sum()
+        values["kl/token"] = scores.kl.sum() / scores.tokens.sum()
     return {name: float(value) for name, value in values.items()}
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from alignax import __version__
-from alignax.recipe import flatten
+from alignax.recipe import flatten, known_keys
 
 METRICS = {
     "loss": "loss",
@@ -27,8 +27,8 @@ METRICS = {
 """Held-out metric → its name in the card."""
 
 SETTINGS = (
-    "lora.rank", "lora.alpha", "lora.dropout", "lora.targets", "loss.type", "loss.beta",
-    "loss.label_smoothing", "loss.nll_weight", "loss.kl_weight", "optimizer.learning_rate",
+    "lora.rank", "lora.alpha", "lora.dropout", "lora.targets",
+    *(key for key in known_keys() if key.startswith("loss.")), "optimizer.learning_rate",
     "optimizer.schedule", "optimizer.warmup_ratio", "train.batch_size", "data.max_length",
     "train.seed", "model.dtype",
 )  # fmt: skip

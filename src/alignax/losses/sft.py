@@ -19,7 +19,8 @@ NLL = LossSpec(
     needs_reference=False,
     length_normalised=False,
     default_beta=None,
-    knobs=(),
+    knobs={},
     formula="-Σ log π(answer) / Σ tokens",
     paper="maximum likelihood",
+    paired=False,
 )

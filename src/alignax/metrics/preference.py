@@ -3,7 +3,7 @@
 
 | name                                   | meaning                                     | weight   |
 |----------------------------------------|---------------------------------------------|----------|
-| reward_chosen, reward_rejected         | β · (policy - reference) log-prob           | pairs    |
+| reward_chosen, reward_rejected         | as the loss has it: β · (policy - reference)| pairs    |
 | margin                                 | reward_chosen - reward_rejected             | pairs    |
 | accuracy                               | margin > 0                                  | pairs    |
 | ties                                   | margin = 0 exactly (all pairs at step 0)    | pairs    |
@@ -11,6 +11,7 @@
 | chosen_logp, rejected_logp             | policy log-prob, per token                  | tokens   |
 
 A tie counts as wrong in the accuracy and is shown apart, so that nobody reads a half as a result.
+The log-ratios are left out where a loss without a reference trains.
 """
 
 import jax.numpy as jnp
@@ -20,14 +21,19 @@ from alignax.records import PairLogps, Weighted
 
 
 def preference_metrics(
-    pair: PairLogps, valid_p: Bool[Array, " p"], *, beta: float
+    pair: PairLogps,
+    valid_p: Bool[Array, " p"],
+    *,
+    rewards: tuple[Array, Array],
+    has_reference: bool = True,
 ) -> dict[str, Weighted]:
     """Measure the valid pairs of a batch; see the module's table.
 
     Args:
         pair: [p] arrays.
         valid_p: Which slots hold a pair.
-        beta: Scale of the rewards.
+        rewards: [p] rewards of the chosen and of the rejected answers.
+        has_reference: Whether the reference's log-probs are known.
     """
 
     def over_pairs(values_p: Array) -> Weighted:
@@ -38,17 +44,19 @@ def preference_metrics(
         total = jnp.where(valid_p, values_p, 0).sum().astype(jnp.float32)
         return Weighted(total, jnp.where(valid_p, tokens_p, 0).sum().astype(jnp.float32))
 
-    chosen_p = pair.policy_chosen - pair.reference_chosen
-    rejected_p = pair.policy_rejected - pair.reference_rejected
-    margin_p = beta * (chosen_p - rejected_p)
-    return {
-        "reward_chosen": over_pairs(beta * chosen_p),
-        "reward_rejected": over_pairs(beta * rejected_p),
-        "margin": over_pairs(margin_p),
-        "accuracy": over_pairs(margin_p > 0),
-        "ties": over_pairs(margin_p == 0),
-        "chosen_logratio": over_tokens(chosen_p, pair.chosen_tokens),
-        "rejected_logratio": over_tokens(rejected_p, pair.rejected_tokens),
+    chosen_p, rejected_p = rewards
+    metrics = {
+        "reward_chosen": over_pairs(chosen_p),
+        "reward_rejected": over_pairs(rejected_p),
+        "margin": over_pairs(chosen_p - rejected_p),
+        "accuracy": over_pairs(chosen_p > rejected_p),
+        "ties": over_pairs(chosen_p == rejected_p),
         "chosen_logp": over_tokens(pair.policy_chosen, pair.chosen_tokens),
         "rejected_logp": over_tokens(pair.policy_rejected, pair.rejected_tokens),
     }
+    if has_reference:
+        chosen_p = pair.policy_chosen - pair.reference_chosen
+        rejected_p = pair.policy_rejected - pair.reference_rejected
+        metrics["chosen_logratio"] = over_tokens(chosen_p, pair.chosen_tokens)
+        metrics["rejected_logratio"] = over_tokens(rejected_p, pair.rejected_tokens)
+    return metrics

@@ -2,7 +2,7 @@
 """Host batches → batches on the devices, the next one fetched and placed while a step runs."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +23,8 @@ class Fed:
         index: Index of the step.
         batch: Host arrays.
         placed: The same on the devices.
-        cached: [g, b, p, s] reference log-probs on the devices, or None.
+        cached: [g, b, p, s] values of the rows on the devices, by the names of the tables; None
+            without tables.
         position: State of the data iterator after this batch.
         waited: Seconds in which the devices had nothing to do because this was not there.
     """
@@ -43,7 +44,7 @@ class Feed:
         self,
         batches: Iterable[tuple[int, PackedBatch]],
         place: Callable[[Any], Any],
-        table: np.ndarray | None,
+        tables: Mapping[str, np.ndarray],
         position: Callable[[], Any],
     ):
         """Begin with the first batch.
@@ -51,12 +52,12 @@ class Feed:
         Args:
             batches: ``(index of the step, host batch)``.
             place: Puts host arrays with a leading micro-batch axis onto the devices.
-            table: [n, s] cached reference log-probs of all rows, or None.
+            tables: [n, s] values of all rows, by name.
             position: State of the data iterator.
         """
         self._batches = iter(batches)
         self._place = place
-        self._table = table
+        self._tables = tables
         self._position = position
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="alignax-feed")
         self._ahead: Future[Fed | None] = self._pool.submit(self._fetch)
@@ -91,6 +92,8 @@ class Feed:
         if found is None:
             return None
         index, batch = found
-        cached = None if self._table is None else gather_cached(self._table, batch.example)
+        cached = None
+        if self._tables:
+            cached = {name: gather_cached(t, batch.example) for name, t in self._tables.items()}
         placed, cached = jax.block_until_ready(self._place((batch, cached)))
         return Fed(index, batch, placed, cached, self._position(), 0.0)

@@ -99,7 +99,7 @@ class Parts:
         step: Compiled update (``step.build_train_step``).
         frozen: Arrays that are not trained.
         live: Weights of a live reference, or None.
-        table: [n, s] cached reference log-probs of the training rows, or None.
+        tables: [n, s] values of the training rows: cached ``"reference"`` log-probs, ``"score"``.
         row_ids: Row id of every training row.
         place: Puts host arrays with a leading micro-batch axis onto the devices.
         evaluate: ``(trainable, step) → held-out metrics``; None without held-out rows.
@@ -112,7 +112,7 @@ class Parts:
     step: Callable[..., tuple[TrainState, dict[str, Any]]]
     frozen: Any
     live: Any
-    table: np.ndarray | None
+    tables: Mapping[str, np.ndarray]
     row_ids: Sequence[str]
     place: Callable[[Any], Any]
     evaluate: Callable[[Any, int], dict[str, float]] | None
@@ -170,7 +170,7 @@ def fit(
         RunError: The data ended before the last step.
     """
     result = Result(state, int(state.step), evaluations)
-    feed = Feed(batches, parts.place, parts.table, parts.data_state)
+    feed = Feed(batches, parts.place, parts.tables, parts.data_state)
     with StopFlag().listening() as stop, feed.open():
         for fed in feed:
             started = time.perf_counter()

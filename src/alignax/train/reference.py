@@ -50,11 +50,11 @@ def build_score_step(network: Network, *, adapter: bool) -> Callable[[Weights, P
 
 def scored(
     step: Callable[..., Any], arguments: tuple[Any, ...], batches: Iterable[PackedBatch]
-) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+) -> Iterator[tuple[np.ndarray, Any]]:
     """Apply a scoring step to batches, the next one under way while a result is fetched.
 
     Yields:
-        The examples of a batch [n], and each of the step's results for them [n, s].
+        The examples of a batch [n], and the tree of the step's results for them, [n, s] each.
     """
     under_way: tuple[Any, Any] | None = None
     for batch in batches:
@@ -66,11 +66,11 @@ def scored(
         yield _fetched(*under_way)
 
 
-def _fetched(example_gbp: Any, results: Any) -> tuple[np.ndarray, list[np.ndarray]]:
+def _fetched(example_gbp: Any, results: Any) -> tuple[np.ndarray, Any]:
     """Bring results to the host, without those of unused slots."""
     example, results = jax.device_get((example_gbp, results))
     used = example >= 0
-    return example[used], [result[used] for result in results]
+    return example[used], jax.tree.map(lambda result: result[used], results)
 
 
 def score_rows(

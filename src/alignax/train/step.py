@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import optax
 
 from alignax.losses import Objective
-from alignax.losses.logprobs import token_kl
-from alignax.metrics.preference import preference_metrics
 from alignax.models.layers import DropoutKey
-from alignax.records import LossOutput, PackedBatch, PairLogps, Weighted
-from alignax.train.forward import AnswerLogps, Network, Weights, answer_logps, per_answer
+from alignax.records import PackedBatch, PairLogps, Weighted
+from alignax.train.columns import measure_pairs
+from alignax.train.forward import AnswerLogps, Network, Weights, answer_logps
+from alignax.train.gradients import Seen, summed_gradient, whole_batch_gradient
 
 
 class TrainState(NamedTuple):
@@ -29,12 +29,16 @@ class TrainState(NamedTuple):
         opt_state: State of the optimizer.
         step: Updates done.
         key: Raw data of the run's random key; never changes (each step folds its number in).
+        memory: Scalars that the loss carries from step to step; None for most losses.
+        reference: What the policy is compared with in place of ``trainable``, where it moves.
     """
 
     trainable: Any
     opt_state: Any
     step: Any
     key: Any
+    memory: Any = None
+    reference: Any = None
 
 
 @dataclass(frozen=True)
@@ -42,81 +46,41 @@ class ReferencePlan:
     """Where the reference's log-probs come from.
 
     Attributes:
-        mode: ``"cached"`` (given with the batch), ``"live"`` (computed in the step) or ``"none"``.
+        mode: ``"cached"`` (given with the batch), ``"live"`` (computed in the step), ``"moving"``
+            (so, and drawn towards the policy during the run) or ``"none"``.
         adapter: Whether a live reference keeps its adapter (False: adapters off).
+        every: Steps between two moves of a moving reference.
+        share: How far it then goes towards the policy; 1 for all the way.
     """
 
-    mode: Literal["cached", "live", "none"]
+    mode: Literal["cached", "live", "moving", "none"]
     adapter: bool = False
+    every: int = 1
+    share: float = 1.0
 
 
 def init_state(
-    trainable: Any, optimizer: optax.GradientTransformation, key: jax.Array
+    trainable: Any,
+    optimizer: optax.GradientTransformation,
+    key: jax.Array,
+    *,
+    memory: Any = None,
+    moving_reference: bool = False,
 ) -> TrainState:
     """Start a run: float32 trainables, fresh optimizer state, step 0."""
-    trainable = jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), trainable)
+
+    def copied(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), tree)
+
+    trainable = copied(trainable)
     return TrainState(
-        trainable, optimizer.init(trainable), jnp.zeros((), jnp.int32), jax.random.key_data(key)
+        trainable,
+        optimizer.init(trainable),
+        jnp.zeros((), jnp.int32),
+        jax.random.key_data(key),
+        memory,
+        copied(trainable) if moving_reference else None,
     )
-
-
-def pair_logps(
-    policy_bps: Any, reference_bps: Any, tokens_bps: Any, kl_chosen: Any = 0.0
-) -> PairLogps:
-    """Flatten [b, p, 2] values of a micro-batch's answers into one entry a pair slot."""
-    flat = [x.reshape(-1, 2) for x in (policy_bps, reference_bps, tokens_bps)]
-    (policy, reference, tokens) = flat
-    return PairLogps(
-        policy_chosen=policy[:, 0],
-        policy_rejected=policy[:, 1],
-        reference_chosen=reference[:, 0],
-        reference_rejected=reference[:, 1],
-        chosen_tokens=tokens[:, 0],
-        rejected_tokens=tokens[:, 1],
-        kl_chosen=jnp.broadcast_to(kl_chosen, policy[:, 0].shape),
-    )
-
-
-def answer_kl(
-    network: Network, policy: AnswerLogps, reference: AnswerLogps, batch: PackedBatch
-) -> Any:
-    """Exact KL(policy ‖ reference), summed over the tokens of each answer: [b, p, s]."""
-    kl_ba = token_kl(
-        policy.hidden,
-        reference.hidden,
-        policy.head,
-        reference.head,
-        batch.answer_count,
-        chunk=network.chunk,
-    )
-    return per_answer(kl_ba, batch, network.answers)[0]
-
-
-def batch_loss(
-    objective: Objective, network: Network, policy: AnswerLogps, reference: Any, batch: PackedBatch
-) -> LossOutput:
-    """Apply the objective to every example of a micro-batch.
-
-    Args:
-        objective: The loss with its knobs bound.
-        network: Static half of the model.
-        policy: The policy's log-probs.
-        reference: [b, p, s] cached sums, a live ``AnswerLogps``, or None.
-        batch: The micro-batch.
-    """
-    valid_p = batch.example.reshape(-1) >= 0
-    if objective.kind == "sft":
-        loss = objective(policy.sums.reshape(-1), policy.tokens.reshape(-1), valid_p)
-        return LossOutput(loss, {"nll": loss})
-    live = isinstance(reference, AnswerLogps)
-    sums = reference.sums if live else reference
-    kl_chosen: Any = 0.0
-    if objective.kl_weight > 0:
-        kl_bps = answer_kl(network, policy, reference, batch)
-        kl_chosen = (kl_bps / jnp.maximum(policy.tokens, 1))[..., 0].reshape(-1)
-    pair = pair_logps(policy.sums, sums, policy.tokens, kl_chosen)
-    loss = objective(pair, valid_p)
-    return LossOutput(loss, preference_metrics(pair, valid_p, beta=objective.beta))
 
 
 def build_train_step(
@@ -132,36 +96,39 @@ def build_train_step(
     Returns:
         ``step(state, frozen, live, batch, cached) -> (state, metrics)``: ``frozen`` are the arrays
         that are not trained, ``live`` the weights of a live reference (else None), ``batch`` has
-        the micro-batch axis ``g`` in front, ``cached`` is [g, b, p, s] or None. Metrics are
+        the micro-batch axis ``g`` in front, ``cached`` holds [g, b, p, s] values of its rows
+        (``"reference"`` log-probs, ``"score"``) or is None. Metrics are
         ``Weighted`` sums and the scalars ``grad_norm``, ``learning_rate``, ``finite``. A step
         whose loss or gradient is not finite leaves the state as it was. The state is donated.
     """
-    gradient_of = jax.grad(_total_loss(network, objective, reference_plan), has_aux=True)
+    see = _forward_pass(network, objective, reference_plan)
 
     def train_step(
         state: TrainState, frozen: Any, live: Weights | None, batch: PackedBatch, cached: Any
     ) -> tuple[TrainState, dict[str, Any]]:
         step_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+        now = objective.at(state.step)
+        if reference_plan.mode == "moving":
+            live = network.join(state.reference, frozen)
+        keys = jax.vmap(lambda i: jax.random.fold_in(step_key, i))(jnp.arange(batch.ids.shape[0]))
 
-        def accumulate(gradient: Any, xs: Any) -> Any:
-            index, *parts = xs
+        def seen_by(trainable: Any, part: Any) -> Seen:
+            batch, cached, key = part
             # The first update drops nothing: policy and reference are still the same function
             # then, also where training goes on with an adapter, and the loss shows it (ln 2).
-            key = DropoutKey(jax.random.fold_in(step_key, index), state.step > 0)
-            part, output = gradient_of(state.trainable, frozen, live, parts, key)
-            return jax.tree.map(jnp.add, gradient, part), output
+            return see(trainable, frozen, live, batch, cached, DropoutKey(key, state.step > 0))
 
-        zeros = jax.tree.map(jnp.zeros_like, state.trainable)
-        index = jnp.arange(batch.ids.shape[0])
-        gradient, outputs = jax.lax.scan(accumulate, zeros, (index, batch, cached))
-        loss, metrics = jax.tree.map(lambda x: x.sum(0), outputs)
+        gradient_of = whole_batch_gradient if objective.batch_level else summed_gradient
+        output = gradient_of(seen_by, now, state.trainable, state.memory, (batch, cached, keys))
+        gradient, (loss, metrics), memory = output
         gradient = jax.tree.map(lambda g: g / loss.weight, gradient)
         norm = optax.global_norm(gradient)
         finite = jnp.isfinite(norm) & jnp.isfinite(loss.total)
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(gradient, state.opt_state, state.trainable)
             trainable = optax.apply_updates(state.trainable, updates)
-        moved = TrainState(trainable, opt_state, state.step + 1, state.key)
+        reference = drawn_towards(trainable, state, reference_plan)
+        moved = TrainState(trainable, opt_state, state.step + 1, state.key, memory, reference)
         # A non-finite step must not touch the state: it is what a checkpoint or an export needs.
         state_out = jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state)
         return state_out, {
@@ -176,13 +143,28 @@ def build_train_step(
     return jax.jit(train_step, donate_argnums=0, out_shardings=(placed, None))
 
 
-def _total_loss(
-    network: Network, objective: Objective, reference_plan: ReferencePlan
-) -> Callable[..., tuple[Any, LossOutput]]:
-    """Make ``(trainable, frozen, live, (batch, cached), key) → (summed loss, output)``."""
+def drawn_towards(trainable: Any, state: TrainState, plan: ReferencePlan) -> Any:
+    """Move the reference, where it moves and when its time has come.
 
-    def total_loss(trainable: Any, frozen: Any, live: Any, xs: Any, key: Any) -> Any:
-        batch, cached = xs
+    TR-DPO (Gorbatovski et al. 2024, eq. 5 and 6): θ_ref ← α θ + (1 - α) θ_ref ("soft"), or
+    θ_ref ← θ ("hard"), every τ steps.
+    """
+    due = (state.step + 1) % plan.every == 0
+    return jax.tree.map(
+        lambda old, new: jnp.where(due, plan.share * new + (1.0 - plan.share) * old, old),
+        state.reference,
+        trainable if state.reference is not None else None,
+    )
+
+
+def _forward_pass(
+    network: Network, objective: Objective, reference_plan: ReferencePlan
+) -> Callable[..., Seen]:
+    """Make ``(trainable, frozen, live, batch, cached, key) → Seen``."""
+
+    def see(
+        trainable: Any, frozen: Any, live: Any, batch: PackedBatch, cached: Any, key: Any
+    ) -> Seen:
         policy = answer_logps(
             network,
             network.join(trainable, frozen),
@@ -190,15 +172,25 @@ def _total_loss(
             train_head=network.trains == "base",
             dropout_key=key if network.trains == "adapter" else None,
         )
-        reference = cached
-        if reference_plan.mode == "live":
+        valid_p = batch.example.reshape(-1) >= 0
+        if objective.kind == "sft":
+            return Seen(_answers_alone(policy), valid_p)
+        reference = None if cached is None else cached.get("reference")
+        if reference_plan.mode in ("live", "moving"):
             reference = jax.lax.stop_gradient(
                 answer_logps(network, live, batch, adapter=reference_plan.adapter)
             )
-        output = batch_loss(objective, network, policy, reference, batch)
-        return output.loss.total, output
+        scores = None if cached is None else cached.get("score")
+        return Seen(measure_pairs(objective, network, policy, reference, batch, scores), valid_p)
 
-    return total_loss
+    return see
+
+
+def _answers_alone(policy: AnswerLogps) -> PairLogps:
+    """Hold single answers where pairs hold their chosen ones."""
+    zero = jnp.zeros_like(policy.sums.reshape(-1))
+    tokens = policy.tokens.reshape(-1)
+    return PairLogps(policy.sums.reshape(-1), zero, zero, zero, tokens, tokens)
 
 
 def step_values(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipe's sections on the loss and its reference, and what every section is."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _as_number(value: Any) -> Any:
+    """Turn text that is a number into one (YAML reads 1e-4 as text)."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
+Number = Annotated[float | str | None, BeforeValidator(_as_number)]
+"""A number, a schedule of one ("0.1 -> 0.02"), or the loss's own default."""
+
+
+class LossSection(Section):
+    """The objective; docs/losses.md says which loss honours which setting."""
+
+    type: str = Field(
+        default="auto",
+        description="a loss, or a sum like 0.8*sigmoid + 0.2*bco_pair(beta=0.05); auto: sigmoid "
+        "for dpo, nll for sft",
+    )
+    beta: Number = Field(
+        default=None,
+        description="strength of the tie to the reference: high stays close, low moves far",
+    )
+    label_smoothing: Number = Field(default=None, description="share of labels thought wrong")
+    nll_weight: Number = Field(
+        default=None, description="weight of the chosen answer's NLL per token"
+    )
+    kl_weight: Number = Field(
+        default=None, description="weight of KL(policy ‖ reference) on chosen"
+    )
+    divergence: str | None = Field(
+        default=None, description="tie to the reference: reverse_kl, forward_kl, js or alpha"
+    )
+    divergence_alpha: Number = Field(default=None, description="α of the α-divergence")
+    reference_free: bool | None = Field(default=None, description="leave the reference out")
+    length_normalised: bool | None = Field(
+        default=None, description="ipo: means over tokens (true) or sums"
+    )
+    target_margin: Number = Field(
+        default=None, description="simpo, alphapo: margin γ that chosen must win by"
+    )
+    reward_shape: Number = Field(default=None, description="alphapo: α; 0 is the logarithm")
+    length_penalty: Number = Field(
+        default=None, description="rdpo: reward a token of length difference"
+    )
+    tail_weight: Number = Field(
+        default=None, description="ld_dpo: weight of tokens beyond the shorter answer's length"
+    )
+    drop_penalty: Number = Field(
+        default=None, description="dpop: weight of a fall of the chosen answer"
+    )
+    kl_balance: Number = Field(default=None, description="tdpo2: weight of the KL difference")
+    batch_beta: Number = Field(default=None, description="beta_dpo: how far β follows the batch")
+    keep_share: Number = Field(default=None, description="beta_dpo: share of pairs that train")
+    desirable_weight: Number = Field(default=None, description="kto: weight of chosen answers")
+    undesirable_weight: Number = Field(default=None, description="kto: weight of rejected answers")
+    reward_shift: bool | None = Field(default=None, description="bco: centre the rewards")
+    blend_temperature: Number = Field(default=None, description="discopop: width τ of the blend")
+    align_samples: bool | None = Field(
+        default=None, description="wpo: weigh against the policy's typical samples"
+    )
+    score_scale: Number = Field(
+        default=None, description="margin, distill: reward units a point of score"
+    )
+
+
+class ReferenceSection(Section):
+    """What the policy is compared with."""
+
+    source: Literal["auto", "adapters_off", "frozen_copy", "cache"] = Field(
+        default="auto", description="auto: cache"
+    )
+    start: Literal["policy", "base"] = Field(
+        default="policy",
+        description="policy: where training starts (base + adapter); base: adapter left out",
+    )
+    update: Literal["none", "soft", "hard"] = Field(
+        default="none",
+        description="draw the reference towards the policy during the run (soft), or put the "
+        "policy in its place (hard); no cache then",
+    )
+    update_steps: int | None = Field(
+        default=None, ge=1, description="steps between two updates of the reference (512)"
+    )
+    update_share: float | None = Field(
+        default=None, gt=0, le=1, description="soft: the policy's share in an update (0.6)"
+    )
