@@ -151,7 +151,7 @@ def compile_step(
     table = (
         None
         if case.full
-        else gather_cached(np.full((len(pairs.lengths), 2), -100.0), batch.example)
+        else {"reference": gather_cached(np.full((len(pairs.lengths), 2), -100.0), batch.example)}
     )
     placed, cached = place_batch((batch, table), mesh)
     rest = (frozen, weights if case.full else None, placed, cached)

@@ -86,7 +86,7 @@ def compiled_temporary(lora, remat):
     row, answers = ((1, 1, 1024),) * 4, ((1, 1, 512),) * 3
     shapes = (*row, (1, 1, 16, 2), *answers, (1, 1), (1, 1, 8))
     batch = PackedBatch(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))
-    cached = jax.ShapeDtypeStruct((1, 1, 8, 2), jnp.float32)
+    cached = {"reference": jax.ShapeDtypeStruct((1, 1, 8, 2), jnp.float32)}
     program = step.lower(state, frozen, None, batch, cached).compile()
     return program.memory_analysis().temp_size_in_bytes
 
