@@ -141,5 +141,10 @@ def measure(setting: Setting) -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure the setting of the command line."""
     print(json.dumps(measure(Setting(**json.loads(sys.argv[1])))))
+
+
+if __name__ == "__main__":
+    main()
