@@ -169,7 +169,7 @@ def _ours(place: Place, pairs: Pairs, out: Path) -> Sequence[Any]:
     batch = min(16, pairs.timed)
     return [
         sys.executable, "-m", "benchmarks.step", "--model", place.model(pairs),
-        "--data", place.window(pairs), "--max-length", pairs.max_length, "--dropout", 0,
+        "--data", place.window(pairs), "--max-length", pairs.max_length, "--format", "trl", "--dropout", 0,
         "--batch-size", batch, "--steps", pairs.epochs * pairs.timed // batch, "--out", out,
     ]  # fmt: skip
 
@@ -219,8 +219,15 @@ def read_tunix(raw: Mapping[str, Any], lengths: Any, pairs: Pairs) -> dict[str, 
     }  # fmt: skip
 
 
-def read_ours(raw: Mapping[str, Any], _lengths: Any, _pairs: Pairs) -> dict[str, Any]:
-    """Read ``benchmarks.step``: the first step compiles."""
+def read_ours(raw: Mapping[str, Any], lengths: Any, pairs: Pairs) -> dict[str, Any]:
+    """Read ``benchmarks.step``: the first step compiles.
+
+    Raises:
+        ValueError: The pairs have other tokens here than in the peers' list of lengths.
+    """
+    expected = _count(lengths[pairs.batch : pairs.batch + pairs.timed])["tokens"]
+    if raw["set_tokens"] != expected:
+        raise ValueError(f"alignax reads {raw['set_tokens']} tokens in the pairs, not {expected}")
     after = {name: raw[name][1:] for name in ("pairs", "seconds", "tokens", "answer_tokens")}
     return {
         **{name: sum(values) for name, values in after.items()},

@@ -61,6 +61,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--data", default=str(ASSETS / "quickstart_train.jsonl"))
+    parser.add_argument("--format", default="auto", help="row format; trl keeps texts as they are")
     parser.add_argument("--steps", type=int, default=5, help="timed steps after the first")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--max-length", type=int, default=512)
@@ -77,6 +78,7 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
         None,
         {
             "model": options.model, "data": options.data, "output": "runs/never-written",
+            "data.format": options.format,
             "data.max_length": options.max_length, "data.eval_fraction": 0,
             "train.batch_size": options.batch_size, "train.steps": options.steps + 1,
             "lora.enabled": not options.full, "lora.dropout": options.dropout,
@@ -155,6 +157,7 @@ def main() -> None:
     result |= summary(result, speed) | {
         "shape": setup.plan.shape._asdict(),
         "fill": setup.plan.fill,
+        "set_tokens": int(setup.train.lengths.sum()),
         "body_flops": speed.body_flops,
         "head_flops": speed.head_flops,
         "gemm_gflops": speed.peak_flops / 1e9,

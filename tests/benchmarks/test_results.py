@@ -141,11 +141,13 @@ def test_ours_is_read_without_its_first_step():
     raw = {
         "pairs": [2, 2, 2], "seconds": [30.0, 3.0, 4.0], "tokens": [9, 10, 11],
         "answer_tokens": [4, 5, 6], "peak_rss_gib": 3.0, "compile_s": 26.0,
-        "first_step_at_s": 40.0, "losses": [0.7, 0.6, 0.4],
+        "first_step_at_s": 40.0, "losses": [0.7, 0.6, 0.4], "set_tokens": 74,
     }  # fmt: skip
     got = read_ours(raw, LENGTHS, PAIRS)
     assert (got["pairs"], got["seconds"], got["tokens"]) == (4, 7.0, 21)
     assert got["loss"] == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="reads 75 tokens in the pairs, not 74"):
+        read_ours(raw | {"set_tokens": 75}, LENGTHS, PAIRS)
 
 
 @pytest.fixture
