@@ -169,7 +169,8 @@ def _ours(place: Place, pairs: Pairs, out: Path) -> Sequence[Any]:
     batch = min(16, pairs.timed)
     return [
         sys.executable, "-m", "benchmarks.step", "--model", place.model(pairs),
-        "--data", place.window(pairs), "--max-length", pairs.max_length, "--format", "trl", "--dropout", 0,
+        "--data", place.window(pairs), "--max-length", pairs.max_length,
+        "--format", "trl", "--dropout", 0,
         "--batch-size", batch, "--steps", pairs.epochs * pairs.timed // batch, "--out", out,
     ]  # fmt: skip
 

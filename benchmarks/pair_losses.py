@@ -42,9 +42,9 @@ def ours(options: argparse.Namespace) -> list[float]:
         None,
         {
             "model": str(options.model), "data": str(options.data), "output": "runs/never-written",
-            "data.format": "trl", "data.max_length": options.max_length, "data.eval_fraction": 0, "loss.beta": BETA,
-            "lora.rank": RANK, "lora.alpha": ALPHA, "lora.targets": list(TARGETS),
-            "lora.dropout": 0.0,
+            "data.format": "trl", "data.max_length": options.max_length, "data.eval_fraction": 0,
+            "loss.beta": BETA, "lora.rank": RANK, "lora.alpha": ALPHA,
+            "lora.targets": list(TARGETS), "lora.dropout": 0.0,
         },
     )  # fmt: skip
     setup = prepare(recipe)

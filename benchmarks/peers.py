@@ -95,7 +95,10 @@ def measure(place: Place, pairs: Pairs, number: int, name: str) -> dict[str, Any
         run(command(place, pairs, mode, out), place, limit=limit, cache=str(cache))
     except Failure as failure:
         return {"failed": failure.reason, "stderr": failure.stderr}
-    return read(place, pairs, mode, json.loads(out.read_text(encoding="utf-8")))
+    try:
+        return read(place, pairs, mode, json.loads(out.read_text(encoding="utf-8")))
+    except ValueError as problem:
+        return {"failed": str(problem)}
 
 
 def jobs(
