@@ -14,6 +14,7 @@ what failed is recorded with the end of its stderr, and tried again by the next 
 """
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
@@ -30,6 +31,9 @@ from benchmarks.rounds import Rounds
 
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "results"
+LOSSES = "pair-losses"
+"""Stands beside the modes: the loss of each pair on both sides, which no round repeats."""
+
 PATIENCE = 5
 """A mode may take this many times its rough time before it is stopped."""
 
@@ -41,7 +45,7 @@ def parse() -> argparse.Namespace:
     )
     names = lambda text: text.split(",")  # noqa: E731
     parser.add_argument("--sets", type=names, default=list(SETS), help=", ".join(SETS))
-    parser.add_argument("--modes", type=names, help=", ".join(MODES))
+    parser.add_argument("--modes", type=names, help=", ".join([*MODES, LOSSES]))
     parser.add_argument("--rounds", type=int, help="rounds of each set; default 3, 1 and 1")
     parser.add_argument("--quick", action="store_true", help="see that everything runs")
     parser.add_argument("--layers", type=int, default=2, help="layers of the model with --quick")
@@ -52,7 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--trl-python", type=Path, default=ROOT / ".venv-trl/bin/python")
     parser.add_argument("--tunix-python", type=Path, default=ROOT / ".venv-tunix/bin/python")
     options = parser.parse_args()
-    for given, known in ((options.sets, SETS), (options.modes or [], MODES)):
+    for given, known in ((options.sets, SETS), (options.modes or [], [*MODES, LOSSES])):
         for name in given:
             if name not in known:
                 parser.error(f"unknown: {name!r}; there are {', '.join(known)}")
@@ -67,7 +71,7 @@ def require(options: argparse.Namespace, modes: set[str]) -> Place:
             f"no peers' scripts in {peers} (bench_trl.py, bench_tunix.py and their pairs)\n"
             "name their folder: make bench-peers PEERS=FOLDER"
         )
-    sides = {MODES[mode].side for mode in modes}
+    sides = {"trl" if mode == LOSSES else MODES[mode].side for mode in modes}
     for side, python in (("trl", options.trl_python), ("tunix", options.tunix_python)):
         if side in sides and not python.exists():
             raise SystemExit(f"no environment for {side} at {python}: run `make bench-peers`")
@@ -77,13 +81,13 @@ def require(options: argparse.Namespace, modes: set[str]) -> Place:
     return Place(peers, options.work.resolve(), trl, tunix)
 
 
-def measure(place: Place, pairs: Pairs, number: int, name: str) -> dict[str, Any]:
+def measure(place: Place, rounds: Rounds, pairs: Pairs, number: int, name: str) -> dict[str, Any]:
     """Take one measurement; a failure is a record too."""
     mode = MODES[name]
     needed = mode.needs_gib if pairs.layers is None else 2.0
     if available_gib() < needed:
         return {"failed": f"not tried: needs {needed} GiB, {available_gib():.1f} are free"}
-    cache = place.work / "caches" / f"{pairs.name}-{number}-{mode.cache}"
+    cache = rounds.folder(pairs) / f"cache-{number}-{mode.cache}"
     if mode.side == "ours" and mode.cold:
         shutil.rmtree(cache, ignore_errors=True)
     elif mode.side == "ours" and not cache.is_dir():
@@ -191,7 +195,7 @@ def work_through(place: Place, rounds: Rounds, options: argparse.Namespace, publ
             load = os.getloadavg()[0]
             one["machine"] = machine() | {"load_before": load, "gemm_gflops": gemm(place)}
         started = time.monotonic()
-        one["records"][name] = record = measure(place, pairs, number, name)
+        one["records"][name] = record = measure(place, rounds, pairs, number, name)
         took[pairs.name, name] = time.monotonic() - started
         one["machine"]["load_after"] = os.getloadavg()[0]
         rounds.write(pairs, one)
@@ -220,6 +224,11 @@ def main() -> None:
         ]
     every = set(options.modes or [mode for pairs in options.chosen for mode in pairs.modes])
     place = require(options, set() if options.render else every)
+    lock = (place.work / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SystemExit(f"another benchmark is running in {place.work}") from None
     rounds = Rounds(place, options.chosen)
     if options.fresh:
         for pairs in options.chosen:
@@ -236,7 +245,7 @@ def main() -> None:
                 argv = [sys.executable, "-m", "benchmarks.model", str(place.model(pairs)), *layers]
                 run(argv, place, limit=900)
         work_through(place, rounds, options, publish)
-        if "hh-lora" in options.sets and (options.modes is None or "pair-losses" in options.modes):
+        if "hh-lora" in options.sets and (options.modes is None or LOSSES in options.modes):
             pairs = options.chosen[options.sets.index("hh-lora")]
             compare_losses(place, rounds, pairs)
     publish()
