@@ -20,7 +20,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,9 +180,21 @@ def write_results(rounds: Rounds, sets: Sequence[Pairs], folder: Path, page: Pat
         page.write_text(spliced, encoding="utf-8")
 
 
-def work_through(place: Place, rounds: Rounds, options: argparse.Namespace, publish: Any) -> None:
-    """Measure what is missing, one after another."""
-    todo = jobs(rounds, options.chosen, options.modes)
+def write_model(place: Place, pairs: Pairs) -> None:
+    """Write the folder that all sides load, unless it is there."""
+    folder = place.model(pairs)
+    if not folder.is_dir():
+        layers = [] if pairs.layers is None else ["--layers", str(pairs.layers)]
+        run([sys.executable, "-m", "benchmarks.model", str(folder), *layers], place, limit=900)
+
+
+def work_through(
+    place: Place,
+    rounds: Rounds,
+    todo: Sequence[tuple[Pairs, int, str]],
+    publish: Callable[[], None],
+) -> None:
+    """Measure one after another; results are written after every round."""
     took: dict[tuple[str, str], float] = {}
     for index, (pairs, number, name) in enumerate(todo):
         rest = sum(
@@ -212,50 +225,54 @@ def outcome(record: Mapping[str, Any]) -> str:
     return f"{record['pairs_per_s']:.3f} pairs/s, {record['rss_gib']:.2f} GiB"
 
 
-def main() -> None:
-    """Measure what is missing and write the results."""
-    options = parse()
-    options.chosen = [
-        SETS[name].quick(options.layers) if options.quick else SETS[name] for name in options.sets
-    ]
-    if options.rounds:
-        options.chosen = [
-            Pairs(**vars(pairs) | {"rounds": options.rounds}) for pairs in options.chosen
-        ]
-    every = set(options.modes or [mode for pairs in options.chosen for mode in pairs.modes])
-    place = require(options, set() if options.render else every)
+def alone(place: Place) -> Any:
+    """Take the working folder for this process; held until the returned file is closed."""
     lock = (place.work / "lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise SystemExit(f"another benchmark is running in {place.work}") from None
-    rounds = Rounds(place, options.chosen)
-    if options.fresh:
-        for pairs in options.chosen:
-            shutil.rmtree(rounds.folder(pairs), ignore_errors=True)
+    return lock
 
-    def publish() -> None:
-        where = (place.work / "quick", None) if options.quick else (RESULTS, PAGE)
-        write_results(rounds, options.chosen, *where)
 
-    if not options.render:
-        for pairs in options.chosen:
-            if not place.model(pairs).is_dir():
-                layers = [] if pairs.layers is None else ["--layers", str(pairs.layers)]
-                argv = [sys.executable, "-m", "benchmarks.model", str(place.model(pairs)), *layers]
-                run(argv, place, limit=900)
-        work_through(place, rounds, options, publish)
-        if "hh-lora" in options.sets and (options.modes is None or LOSSES in options.modes):
-            pairs = options.chosen[options.sets.index("hh-lora")]
-            compare_losses(place, rounds, pairs)
-    publish()
-    failed = [
+def failures(rounds: Rounds, sets: Sequence[Pairs]) -> list[str]:
+    """List what did not finish, a line each."""
+    return [
         f"{one['set']} {one['round']} {mode}: {record['failed']}"
-        for pairs in options.chosen
+        for pairs in sets
         for one in rounds.of(pairs)
         for mode, record in one["records"].items()
         if "failed" in record
     ]
+
+
+def main() -> None:
+    """Measure what is missing and write the results."""
+    options = parse()
+    every = {name: p.quick(options.layers) if options.quick else p for name, p in SETS.items()}
+    chosen = [
+        replace(every[name], rounds=options.rounds or every[name].rounds) for name in options.sets
+    ]
+    modes = set(options.modes or [mode for pairs in chosen for mode in pairs.modes])
+    place = require(options, set() if options.render else modes)
+    rounds = Rounds(place, list(every.values()))
+    where = (place.work / "quick", None) if options.quick else (RESULTS, PAGE)
+
+    def publish() -> None:
+        write_results(rounds, list(every.values()), *where)
+
+    with alone(place):
+        if options.fresh:
+            for pairs in chosen:
+                shutil.rmtree(rounds.folder(pairs), ignore_errors=True)
+        if not options.render:
+            for pairs in chosen:
+                write_model(place, pairs)
+            work_through(place, rounds, jobs(rounds, chosen, options.modes), publish)
+            if "hh-lora" in options.sets and (options.modes is None or LOSSES in options.modes):
+                compare_losses(place, rounds, every["hh-lora"])
+        publish()
+    failed = failures(rounds, chosen)
     if failed:
         raise SystemExit("not measured:\n  " + "\n  ".join(failed))
 
