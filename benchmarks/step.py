@@ -24,9 +24,10 @@ from typing import Any  # noqa: E402
 
 import jax  # noqa: E402
 
+from alignax.cli.passes import reference_table  # noqa: E402
 from alignax.cli.quickstart import ASSETS  # noqa: E402
 from alignax.cli.setup import Setup, prepare  # noqa: E402
-from alignax.cli.training import reference_table, yardstick  # noqa: E402
+from alignax.cli.training import yardstick  # noqa: E402
 from alignax.data.pipeline import step_batches  # noqa: E402
 from alignax.models.sharding import commit, place_batch  # noqa: E402
 from alignax.recipe import Recipe, load_recipe  # noqa: E402
