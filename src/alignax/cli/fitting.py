@@ -152,7 +152,8 @@ def ways_out(recipe: Recipe, job: Job, device: Device, longest: int) -> list[str
     for parts in (2, 4, 8, 16, 32, 64):
         split = replace(job, fsdp=job.fsdp * parts)
         if fits(split):
-            found.append(f"mesh.fsdp {split.fsdp} on as many such devices, with train.remat full")
+            count = recipe.mesh.data * split.fsdp * split.tensor
+            found.append(f"mesh.fsdp {split.fsdp} on {count} such devices, with train.remat full")
             break
     found += _larger_devices(job, device)
     return found

@@ -100,11 +100,13 @@ def lora_of(recipe: Recipe) -> LoraSpec | None:
 
 def is_live(recipe: Recipe) -> bool:
     """Whether the reference's log-probs are computed in the step (see ``choose_reference``)."""
-    if recipe.method == "sft":
+    objective = build_objective(recipe)
+    if recipe.method == "sft" or not objective.needs_reference:
         return False
+    if recipe.reference.update != "none":
+        return True
     source = recipe.reference.source
-    full = not recipe.lora.enabled
-    automatic = full or build_objective(recipe).kl_weight > 0
+    automatic = not recipe.lora.enabled or objective.needs_live_reference
     return automatic if source == "auto" else source != "cache"
 
 
@@ -221,7 +223,7 @@ def make_plan(recipe: Recipe, device: Device, count: int, assumed: Assumed) -> d
 
 
 def arranged(recipe: Recipe, options: list[dict[str, Any]], count: int) -> Recipe:
-    """The recipe on its own mesh, or if it names none on the first one that fits.
+    """The recipe on its own mesh; if it names none on the first that fits, or comes nearest to it.
 
     Raises:
         UsageError: The recipe's mesh has more devices than there are.
@@ -231,7 +233,8 @@ def arranged(recipe: Recipe, options: list[dict[str, Any]], count: int) -> Recip
         raise UsageError(f"mesh {' × '.join(map(str, given))} needs more than {count} devices")
     if math.prod(given) > 1 or count == 1:
         return recipe
-    chosen = ([option for option in options if option["fits"]] or options)[0]
+    fitting = [option for option in options if option["fits"]]
+    chosen = fitting[0] if fitting else min(options, key=lambda option: option["peak_gib"])
     return with_mesh(recipe, (chosen["data"], chosen["fsdp"], chosen["tensor"]))
 
 
