@@ -31,6 +31,7 @@ from alignax.cli.training import yardstick  # noqa: E402
 from alignax.data.pipeline import step_batches  # noqa: E402
 from alignax.models.sharding import commit, place_batch  # noqa: E402
 from alignax.recipe import Recipe, load_recipe  # noqa: E402
+from alignax.train.compilations import Compilations  # noqa: E402
 from alignax.train.loop import Speed, measure_peak_flops  # noqa: E402
 from alignax.train.optimizer import build_optimizer, build_schedule  # noqa: E402
 from alignax.train.reference import gather_cached  # noqa: E402
@@ -38,23 +39,6 @@ from alignax.train.step import build_train_step, init_state, step_values  # noqa
 
 GEMM = 2048
 """Side of the square float32 product that the useful FLOPs are measured against."""
-
-
-class Compilations:
-    """Counts what JAX compiles in this process, and the seconds that it takes.
-
-    A program that the persistent cache holds counts too: with the time to read it.
-    """
-
-    def __init__(self) -> None:
-        """Listen from now on."""
-        self.count, self.seconds = 0, 0.0
-        jax.monitoring.register_event_duration_secs_listener(self._hear)
-
-    def _hear(self, event: str, seconds: float, **_: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            self.count += 1
-            self.seconds += seconds
 
 
 def parse() -> argparse.Namespace:
@@ -106,19 +90,21 @@ def measure(setup: Setup) -> dict[str, Any]:
         "reference_s": reference_s, "seconds": [], "wait_seconds": [], "losses": [],
         "pairs": [], "tokens": [], "answer_tokens": [],
     }  # fmt: skip
-    batches = step_batches(setup.train, setup.plan)
+    batches, program = step_batches(setup.train, setup.plan), None
     for index in range(setup.plan.steps):
         started = time.perf_counter()
         _, batch = next(batches)
         waited = time.perf_counter() - started
         cached = None if table is None else {"reference": gather_cached(table, batch.example)}
         placed, values = place_batch((batch, cached), setup.policy.mesh)
-        state, metrics = step(state, frozen, live, placed, values)
+        if program is None:
+            program = step.lower(state, frozen, live, placed, values).compile()
+            result["compile_s"] = time.perf_counter() - started
+        state, metrics = program(state, frozen, live, placed, values)
         loss = step_values(metrics)["loss"]
         if not index:
             result["first_step_at_s"] = time.perf_counter() - BEGAN
-            result["programs"] = compilations.count
-            result["programs_s"] = compilations.seconds
+            result["compilations"] = compilations.summary()
         result["seconds"].append(time.perf_counter() - started)
         result["wait_seconds"].append(waited)
         result["losses"].append(loss)
@@ -128,7 +114,8 @@ def measure(setup: Setup) -> dict[str, Any]:
     batches.close()
     # Measured last, so that it is part of neither the peak nor the time to the first step.
     result["peak_rss_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    result["late_programs"] = compilations.count - result["programs"]
+    compilations.close()
+    result["late_programs"] = len(compilations.programs) - result["compilations"]["programs"]
     return result
 
 
@@ -145,7 +132,6 @@ def summary(result: dict[str, Any], speed: Speed) -> dict[str, float]:
         "tokens_per_s": sum(tokens) / spent,
         "data_wait_share": sum(waits) / spent,
         "useful_flop_share": useful / (spent * speed.peak_flops),
-        "compile_s": result["seconds"][0] - statistics.median(seconds),
     }
 
 
