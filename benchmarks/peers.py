@@ -120,11 +120,11 @@ def jobs(
     ]
 
 
-def compare_losses(place: Place, rounds: Rounds, pairs: Pairs) -> None:
-    """Compute the loss of each pair on both sides, unless that was done."""
+def compare_losses(place: Place, rounds: Rounds, pairs: Pairs) -> list[str]:
+    """Compute the loss of each pair on both sides, unless that was done; returns what failed."""
     target = rounds.folder(pairs) / "pair_losses.json"
     if target.exists():
-        return
+        return []
     say("loss of each pair on both sides")
     scratch = place.work / "pair_losses"
     shutil.rmtree(scratch, ignore_errors=True)
@@ -135,18 +135,22 @@ def compare_losses(place: Place, rounds: Rounds, pairs: Pairs) -> None:
     found = {}
     for side, start in (
         ("ours", [sys.executable, "-m", "benchmarks.pair_losses"]),
-        ("trl", [str(place.trl), "benchmarks/pair_losses.py"]),
+        ("trl", [str(place.trl), "benchmarks/pair_losses_trl.py"]),
     ):
         out = scratch / f"{side}.json"
         argv = [
-            *start, side, "--model", place.model(pairs), "--data", data, "--adapter",
+            *start, "--model", place.model(pairs), "--data", data, "--adapter",
             scratch / "adapter", "--max-length", pairs.max_length, "--out", out,
         ]  # fmt: skip
-        run([str(part) for part in argv], place, limit=900, cache=str(scratch / "cache"))
+        try:
+            run([str(part) for part in argv], place, limit=900, cache=str(scratch / "cache"))
+        except Failure as failure:
+            return [f"loss of each pair, {side}: {failure.reason}\n{failure.stderr}"]
         found[side] = json.loads(out.read_text(encoding="utf-8"))["pair_losses"]
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(found), encoding="utf-8")
     shutil.rmtree(scratch)
+    return []
 
 
 def say(text: str) -> None:
@@ -261,6 +265,7 @@ def main() -> None:
     def publish() -> None:
         write_results(rounds, list(every.values()), *where)
 
+    failed: list[str] = []
     with alone(place):
         if options.fresh:
             for pairs in chosen:
@@ -270,9 +275,9 @@ def main() -> None:
                 write_model(place, pairs)
             work_through(place, rounds, jobs(rounds, chosen, options.modes), publish)
             if "hh-lora" in options.sets and (options.modes is None or LOSSES in options.modes):
-                compare_losses(place, rounds, every["hh-lora"])
+                failed = compare_losses(place, rounds, every["hh-lora"])
         publish()
-    failed = failures(rounds, chosen)
+    failed += failures(rounds, chosen)
     if failed:
         raise SystemExit("not measured:\n  " + "\n  ".join(failed))
 
