@@ -210,3 +210,9 @@ def test_rows_of_another_format_are_not_guessed():
     assert parse_row("hh", broken, kind="pair", row_id="1", place="p", detected=True).reason == (
         "no_transcript"
     )
+
+
+def test_a_prompt_that_is_a_transcript_stays_text_among_plain_rows():
+    row = {"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": " a", "rejected": " b"}
+    kept = parse_row("trl", row, kind="pair", row_id="1", place="p", detected=True)
+    assert (kept.prompt, *kept.answers) == (row["prompt"], " a", " b")

@@ -166,6 +166,9 @@ SPECIFIC = ("hh", "sharegpt", "alpaca-pairs")
 def other_format(format_name: str, row: Mapping[str, Any]) -> str:
     """Name the other format that a row plainly has; empty for none."""
     form, names = FORMATS[format_name], list(FORMATS)
+    if row.get("prompt") and form.matches(row):
+        # Prompt and answers stand apart, as in the rest of the file, however the prompt is written.
+        return ""
     for name in SPECIFIC:
         sooner = names.index(name) < names.index(format_name)
         if name != format_name and (sooner or not form.matches(row)) and FORMATS[name].matches(row):
