@@ -46,7 +46,6 @@ def build_eval_step(
     """
     # Nothing is differentiated, so there is nothing to recompute.
     network = replace(network, remat="none")
-    without_kl = tuple(name for name in columns if name != "kl")
 
     def evaluate(policy: Weights, reference: Weights | None, batch: PackedBatch) -> Any:
         def one(micro: PackedBatch) -> Any:
@@ -57,9 +56,7 @@ def build_eval_step(
                 return RowScores(ours.sums, zeros, ours.tokens, zeros, more)
             theirs = answer_logps(network, reference, micro, adapter=reference_adapter)
             kl = answer_kl(network, ours, theirs, micro)
-            more = answer_columns(without_kl, network, ours, theirs, micro)
-            if without_kl != columns:
-                more["kl"] = kl / jax.numpy.maximum(ours.tokens, 1)
+            more = answer_columns(columns, network, ours, theirs, micro, kl)
             return RowScores(ours.sums, theirs.sums, ours.tokens, kl, more)
 
         return jax.lax.map(one, batch)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Final hidden states → sums over the whole vocabulary at every answer place, chunk by chunk.
 
-What token-level losses need besides log-probs. As in ``logprobs``, the logits of a few places
+What losses and evaluation need besides log-probs. As in ``logprobs``, the logits of a few places
 exist at one time, the vocabulary is only reduced, and sums are float32.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,20 +16,22 @@ from alignax.losses import chunks
 from alignax.losses.chunks import Chunks
 
 
-def token_forward_kl(
+def token_kl(
     policy_hidden_bad: Float[Array, "b a d"],
     reference_hidden_bad: Float[Array, "b a d"],
     policy_head_vd: Float[Array, "v d"],
     reference_head_vd: Float[Array, "v d"],
     count_b: Int[Array, " b"],
     *,
+    forward: bool = False,
     softcap: float | None = None,
     chunk: int = 256,
 ) -> Float[Array, "b a"]:
-    """Compute KL(reference ‖ policy) over the whole vocabulary at every used answer place.
+    """Compute KL(policy ‖ reference) over the whole vocabulary at every used answer place.
 
-    Nats, float32, 0 in unused places. Differentiable in the policy's arguments; the reference is
-    a constant. The backward pass computes each chunk's logits again.
+    With ``forward`` it is KL(reference ‖ policy). Nats, float32, 0 in unused places.
+    Differentiable in the policy's arguments; the reference is a constant. The backward pass
+    computes each chunk's logits again.
     """
     slot_count = policy_hidden_bad.shape[1]
     options = chunks.fit(slot_count, chunk, softcap)
@@ -37,7 +40,7 @@ def token_forward_kl(
         chunks.pad(chunks.blank(hidden_bad, used_ba), options)
         for hidden_bad in (policy_hidden_bad, reference_hidden_bad)
     )
-    kl_ba = _forward_kl(ours_bad, theirs_bad, policy_head_vd, reference_head_vd, count_b, options)
+    kl_ba = _kl(options, forward, ours_bad, theirs_bad, policy_head_vd, reference_head_vd, count_b)
     return jnp.where(used_ba, kl_ba[:, :slot_count], 0.0)
 
 
@@ -70,13 +73,15 @@ def token_squares(
     return jnp.where(used_ba, squares_ba[:, :slot_count], 0.0)
 
 
-def _plain(
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _kl(
+    options: Chunks,
+    forward: bool,
     ours_bad: Array,
     theirs_bad: Array,
     our_head_vd: Array,
     their_head_vd: Array,
     count_b: Array,
-    options: Chunks,
 ) -> Array:
     """KL of every place, chunk by chunk."""
 
@@ -85,22 +90,26 @@ def _plain(
         theirs_bav = chunks.project(
             chunks.part(theirs_bad, start, size), their_head_vd, options.softcap
         )
-        *_, our_log_sum_ba = chunks.log_sum_exp(ours_bav)
-        exp_bav, sum_ba, their_log_sum_ba = chunks.log_sum_exp(theirs_bav)
-        mean_ba = chunks.row_sum(exp_bav * (theirs_bav - ours_bav)) / sum_ba
-        return chunks.put(kl_ba, mean_ba + our_log_sum_ba - their_log_sum_ba, start)
+        p_bav, q_bav = (theirs_bav, ours_bav) if forward else (ours_bav, theirs_bav)
+        exp_bav, sum_ba, p_log_sum_ba = chunks.log_sum_exp(p_bav)
+        *_, q_log_sum_ba = chunks.log_sum_exp(q_bav)
+        mean_ba = chunks.row_sum(exp_bav * (p_bav - q_bav)) / sum_ba
+        return chunks.put(kl_ba, mean_ba - p_log_sum_ba + q_log_sum_ba, start)
 
     return chunks.sweep(count_b, options, body, jnp.zeros(ours_bad.shape[:2], jnp.float32))
 
 
-def _forward(*args: Any) -> tuple[Array, Any]:
-    """Keep the arguments only; the backward pass computes each chunk's logits again."""
-    return _plain(*args), args[:-1]
+def _keep_arguments(options: Chunks, forward: bool, *arrays: Array) -> tuple[Array, Any]:
+    """Forward pass under differentiation."""
+    return _kl(options, forward, *arrays), arrays
 
 
-def _backward(options: Chunks, residuals: Any, cotangent_ba: Array) -> tuple[Any, ...]:
-    """D KL / d logit of the policy = p_policy - p_reference."""
+def _backward(
+    options: Chunks, forward: bool, residuals: Any, cotangent_ba: Array
+) -> tuple[Any, ...]:
+    """Gradients for the policy's hidden states and its head."""
     ours_bad, theirs_bad, our_head_vd, their_head_vd, count_b = residuals
+    slope = _forward_slope if forward else _reverse_slope
 
     def body(start: Any, size: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         grad_bad, grad_vd = carry
@@ -109,10 +118,7 @@ def _backward(options: Chunks, residuals: Any, cotangent_ba: Array) -> tuple[Any
         theirs_bav = chunks.project(
             chunks.part(theirs_bad, start, size), their_head_vd, options.softcap
         )
-        our_exp_bav, our_sum_ba, _ = chunks.log_sum_exp(ours_bav)
-        their_exp_bav, their_sum_ba, _ = chunks.log_sum_exp(theirs_bav)
-        slope_bav = our_exp_bav / our_sum_ba[..., None] - their_exp_bav / their_sum_ba[..., None]
-        slope_bav *= chunks.part(cotangent_ba, start, size)[..., None]
+        slope_bav = slope(ours_bav, theirs_bav) * chunks.part(cotangent_ba, start, size)[..., None]
         slope_bav *= chunks.cap_slope(ours_bav, options.softcap)
         return chunks.add_products(grad_bad, grad_vd, slope_bav, part_bad, our_head_vd, start)
 
@@ -121,5 +127,19 @@ def _backward(options: Chunks, residuals: Any, cotangent_ba: Array) -> tuple[Any
     return grad_bad, None, grad_vd.astype(our_head_vd.dtype), None, None
 
 
-_forward_kl = jax.custom_vjp(_plain, nondiff_argnums=(5,))
-_forward_kl.defvjp(_forward, _backward)
+_kl.defvjp(_keep_arguments, _backward)
+
+
+def _reverse_slope(ours_bav: Array, theirs_bav: Array) -> Array:
+    """D KL(ours ‖ theirs) / d logit = p · (log ratio - its mean under p); normalisers cancel."""
+    gap_bav = ours_bav - theirs_bav
+    exp_bav, sum_ba, _ = chunks.log_sum_exp(ours_bav)
+    mean_ba = chunks.row_sum(exp_bav * gap_bav) / sum_ba
+    return exp_bav / sum_ba[..., None] * (gap_bav - mean_ba[..., None])
+
+
+def _forward_slope(ours_bav: Array, theirs_bav: Array) -> Array:
+    """D KL(theirs ‖ ours) / d logit = p_ours - p_theirs."""
+    our_exp_bav, our_sum_ba, _ = chunks.log_sum_exp(ours_bav)
+    their_exp_bav, their_sum_ba, _ = chunks.log_sum_exp(theirs_bav)
+    return our_exp_bav / our_sum_ba[..., None] - their_exp_bav / their_sum_ba[..., None]

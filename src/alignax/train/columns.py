@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from alignax.losses import Objective
-from alignax.losses.divergence import token_forward_kl, token_squares
-from alignax.losses.logprobs import token_kl
+from alignax.losses.divergence import token_kl, token_squares
 from alignax.records import PackedBatch, PairLogps
 from alignax.train.forward import AnswerLogps, Network, per_answer
 
@@ -73,8 +72,12 @@ def answer_columns(
     policy: AnswerLogps,
     reference: AnswerLogps | None,
     batch: PackedBatch,
+    kl_bps: Any = None,
 ) -> dict[str, Any]:
-    """Compute the wanted columns, [b, p, s] each; those of an absent reference are left out."""
+    """Compute the wanted columns, [b, p, s] each; those of an absent reference are left out.
+
+    ``kl_bps`` is what ``answer_kl`` gives, if it is known already.
+    """
     columns: dict[str, Any] = {}
     if "tail" in names:
         tail_ba = beyond_the_shorter(policy.tokens, batch)
@@ -90,31 +93,29 @@ def answer_columns(
     if reference is None:
         return columns
     if "forward_kl" in names:
-        kl_ba = token_forward_kl(
-            policy.hidden,
-            reference.hidden,
-            policy.head,
-            reference.head,
-            batch.answer_count,
-            chunk=network.chunk,
-        )
-        columns["forward_kl"] = per_answer(kl_ba, batch, network.answers)[0]
+        columns["forward_kl"] = answer_kl(network, policy, reference, batch, forward=True)
     if "kl" in names:
-        kl_bps = answer_kl(network, policy, reference, batch)
+        kl_bps = answer_kl(network, policy, reference, batch) if kl_bps is None else kl_bps
         columns["kl"] = kl_bps / jnp.maximum(policy.tokens, 1)
     return columns
 
 
 def answer_kl(
-    network: Network, policy: AnswerLogps, reference: AnswerLogps, batch: PackedBatch
+    network: Network,
+    policy: AnswerLogps,
+    reference: AnswerLogps,
+    batch: PackedBatch,
+    *,
+    forward: bool = False,
 ) -> Any:
-    """Exact KL(policy ‖ reference), summed over the tokens of each answer: [b, p, s]."""
+    """Exact KL (see ``token_kl``), summed over the tokens of each answer: [b, p, s]."""
     kl_ba = token_kl(
         policy.hidden,
         reference.hidden,
         policy.head,
         reference.head,
         batch.answer_count,
+        forward=forward,
         chunk=network.chunk,
     )
     return per_answer(kl_ba, batch, network.answers)[0]
