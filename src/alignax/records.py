@@ -5,6 +5,7 @@ A stage names the type that it takes and the type that it gives; it never import
 Array shapes use the letters of ``alignax.shapes``.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -232,6 +233,12 @@ class Score:
     high: float
     n: int
 
+    def shown(self, digits: int = 3) -> str:
+        """Write the value with its interval; a dash for none."""
+        if math.isnan(self.value):
+            return "-"
+        return f"{self.value:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -254,6 +261,9 @@ class Comparison:
 Outcome = Literal["win", "loss", "tie", "unparsed", "refused", "error"]
 """What a judgement of the candidate ended in; the last three are no verdict, but are counted."""
 
+WORTH: dict[Outcome, float] = {"win": 1.0, "tie": 0.5, "loss": 0.0}
+"""What a verdict is worth to the candidate; outcomes that are none are absent."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -272,7 +282,7 @@ class Verdict:
     @property
     def decided(self) -> bool:
         """Whether there is a verdict: win, loss or tie."""
-        return self.outcome in ("win", "loss", "tie")
+        return self.outcome in WORTH
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ or wins, losses and ties; judgements without a grade or a winner are counted, ne
 """
 
 import argparse
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -99,7 +98,7 @@ def _show_grades(arguments: argparse.Namespace, files: Mapping[str, Any]) -> int
     turns = sorted({turn for s in scores.values() for turn in s.turns})
     head = ("model", *(f"turn {turn}" for turn in turns), "average", "n", "no grade", "missing")
     rows = [
-        (model, *(_score(s.turns[t]) for t in turns), _score(s.average), str(s.average.n),
+        (model, *(s.turns[t].shown(2) for t in turns), s.average.shown(2), str(s.average.n),
          str(s.unparsed), str(s.missing))
         for model, s in scores.items()
     ]  # fmt: skip
@@ -107,7 +106,7 @@ def _show_grades(arguments: argparse.Namespace, files: Mapping[str, Any]) -> int
     models = list(scores)
     for start in range(0, len(models), MODELS_A_TABLE):
         part = models[start : start + MODELS_A_TABLE]
-        cells = [(n, *(_score(scores[m].categories[n]) if n in scores[m].categories else "-"
+        cells = [(n, *(scores[m].categories[n].shown(2) if n in scores[m].categories else "-"
                        for m in part)) for n in names]  # fmt: skip
         terminal.show_table("both turns, by category", ("category", *part), cells)
     for note in notes:
@@ -190,7 +189,7 @@ def _show_matches(arguments: argparse.Namespace, files: Mapping[str, Any], kind:
     with_scores = any(s.total_score is not None for s in table.values())
     head = ("model", "won", "tied", "lost", "failed", "win rate, ties half")
     rows = [
-        (model, str(s.wins), str(s.ties), str(s.losses), str(s.failed), _score(s.adjusted, 3),
+        (model, str(s.wins), str(s.ties), str(s.losses), str(s.failed), s.adjusted.shown(),
          *((f"{s.total_score:g}", f"{s.mean_score.value:.3f}") if s.mean_score else ()))
         for model, s in table.items()
     ]  # fmt: skip
@@ -198,8 +197,8 @@ def _show_matches(arguments: argparse.Namespace, files: Mapping[str, Any], kind:
     terminal.show_table(f"pairwise by {matches[0].judge}", head, rows)
     if judge.flip_rate.n:
         terminal.print_result(
-            f"orders disagree: {_score(judge.flip_rate, 3)}; ties: {_score(judge.tie_rate, 3)}; "
-            f"the answer shown first wins: {_score(judge.first_wins, 3)}"
+            f"orders disagree: {judge.flip_rate.shown()}; ties: {judge.tie_rate.shown()}; "
+            f"the answer shown first wins: {judge.first_wins.shown()}"
         )
     for note in notes:
         terminal.warn(note)
@@ -210,10 +209,3 @@ def _names_in(path: str) -> tuple[str, str]:
     """Find two models in a file name like ``review_bard_vicuna-13b.jsonl``."""
     parts = re.sub(r"\.jsonl?(\.gz)?$", "", Path(path).name).split("_")
     return (parts[1], parts[2]) if len(parts) == 3 else ("assistant 1", "assistant 2")
-
-
-def _score(score: Any, digits: int = 2) -> str:
-    """Write a value with its interval."""
-    if math.isnan(score.value):
-        return "-"
-    return f"{score.value:.{digits}f} [{score.low:.{digits}f}, {score.high:.{digits}f}]"

@@ -128,26 +128,21 @@ def _show(values: dict[str, Any], result: Any, count: int) -> None:
     """Print the table for a person."""
     from alignax.cli import terminal
 
-    def rate(score: Any) -> str:
-        if math.isnan(score.value):
-            return "-"
-        return f"{score.value:.3f} [{score.low:.3f}, {score.high:.3f}]"
-
     counts = ", ".join(f"{n} {outcome}" for outcome, n in sorted(result.counts.items()))
     low, high = result.bounds
     controlled = result.length_controlled
     rows = [
-        ("win rate, ties half", rate(result.rate)),
-        ("wins of won and lost (Wilson)", rate(result.wilson)),
+        ("win rate, ties half", result.rate.shown()),
+        ("wins of won and lost (Wilson)", result.wilson.shown()),
         ("verdicts", counts),
         ("coverage", f"{result.coverage:.3f}; bounds {low:.3f} … {high:.3f}"),
         ("sign test", f"p = {result.p_value:.2g}"),
         ("at equal length", "-" if math.isnan(controlled) else f"{controlled:.3f}"),
         ("mean length", f"{result.lengths[0]:.0f} against {result.lengths[1]:.0f} characters"),
-        ("longer answer wins", rate(result.longer_wins)),
-        ("orders disagree", rate(result.judge.flip_rate)),
-        ("ties", rate(result.judge.tie_rate)),
-        ("answer shown first wins", rate(result.judge.first_wins)),
+        ("longer answer wins", result.longer_wins.shown()),
+        ("orders disagree", result.judge.flip_rate.shown()),
+        ("ties", result.judge.tie_rate.shown()),
+        ("answer shown first wins", result.judge.first_wins.shown()),
     ]
     title = (
         f"{values['candidate']} against {values['baseline']}, {count} items, {values['judge_name']}"

@@ -95,11 +95,8 @@ def read_grades(rows: Iterable[tuple[str, Any]], *, source: str) -> list[Grade]:
 
 def _grade(row: Any) -> Grade:
     """Read one judgment; ValueError says what is wrong."""
-    if not isinstance(row, Mapping):
-        raise ValueError(f"not an object but {type(row).__name__}")
-    question, turn, score = row.get("question_id"), row.get("turn", 1), row.get("score")
-    if isinstance(question, bool) or not isinstance(question, int):
-        raise ValueError(f"question_id is {question!r}, not a number")
+    question = question_of(row)
+    turn, score = row.get("turn", 1), row.get("score")
     if not isinstance(row.get("model"), str):
         raise ValueError("no text under `model`")
     if turn not in (1, 2):
@@ -117,6 +114,30 @@ def _grade(row: Any) -> Grade:
         raise ValueError(f"score is {score!r}, outside of 1 … 10 (-1: no grade)")
     differs = parsed is not None and value is not None and parsed != value
     return Grade(question, row["model"], judge_name(row), int(turn), value, differs)
+
+
+def question_of(row: Any) -> int:
+    """Read the number of the question; ValueError says what is wrong."""
+    if not isinstance(row, Mapping):
+        raise ValueError(f"not an object but {type(row).__name__}")
+    question = row.get("question_id")
+    if isinstance(question, bool) or not isinstance(question, int):
+        raise ValueError(f"question_id is {question!r}, not a number")
+    return question
+
+
+def require_one_judge(judgments: Sequence[Any]) -> None:
+    """Require that one judge gave all grades or verdicts.
+
+    Raises:
+        DataError: Several did.
+    """
+    judges = sorted({judgment.judge for judgment in judgments})
+    if len(judges) > 1:
+        raise DataError(
+            f"the judgments come from several judges: {', '.join(judges)}",
+            hint="choose one with --judge: what different judges say does not compare",
+        )
 
 
 def judge_name(row: Mapping[str, Any]) -> str:
@@ -139,12 +160,7 @@ def summarize(
     Raises:
         DataError: Grades of several judges.
     """
-    judges = sorted({grade.judge for grade in grades})
-    if len(judges) > 1:
-        raise DataError(
-            f"the judgments come from several judges: {', '.join(judges)}",
-            hint="choose one with --judge: grades of different judges do not compare",
-        )
+    require_one_judge(grades)
     asked = {(g.question, g.turn) for g in grades}
     if categories is None and all(category_of(q) for q, _ in asked):
         last = FIRST + EACH * len(CATEGORIES)

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from alignax.errors import DataError
-from alignax.evaluate.mt_bench import judge_name
+from alignax.evaluate.mt_bench import judge_name, question_of, require_one_judge
 from alignax.judge.orders import combined, mirrored
 from alignax.judge.replies import parse_label
 from alignax.metrics.intervals import bootstrap, mean_interval
-from alignax.records import Outcome, Score, Verdict
+from alignax.records import WORTH, Outcome, Score, Verdict
 
 API_ERROR = "$ERROR$"
 """What FastChat writes for a judgement when no call succeeded."""
 
-WORTH: dict[Outcome, float] = {"win": 1.0, "tie": 0.5, "loss": 0.0}
 SHOWN = 8
 
 
@@ -123,7 +122,7 @@ def _read(
 
 def _match(row: Any) -> Match:
     """Read one judgment; ValueError says what is wrong."""
-    question = _question(row)
+    question = question_of(row)
     models = row.get("model_1"), row.get("model_2")
     if not all(isinstance(model, str) for model in models) or models[0] == models[1]:
         raise ValueError(f"model_1 and model_2 are {models[0]!r} and {models[1]!r}")
@@ -133,15 +132,6 @@ def _match(row: Any) -> Match:
     item = f"{question}:{row.get('turn', 1)}"
     verdict = Verdict(item, combined((first, second)), raw, (first, second))
     return Match(question, models, judge_name(row), verdict)  # type: ignore[arg-type]
-
-
-def _question(row: Any) -> int:
-    if not isinstance(row, Mapping):
-        raise ValueError(f"not an object but {type(row).__name__}")
-    question = row.get("question_id")
-    if isinstance(question, bool) or not isinstance(question, int):
-        raise ValueError(f"question_id is {question!r}, not a number")
-    return question
 
 
 def _game(row: Mapping[str, Any], game: str, winners: Mapping[str, Outcome]) -> Outcome:
@@ -159,7 +149,7 @@ def _game(row: Mapping[str, Any], game: str, winners: Mapping[str, Outcome]) -> 
 
 def _review(row: Any, names: Mapping[str, str], default: tuple[str, str]) -> Match:
     """Read one review; ValueError says what is wrong."""
-    question = _question(row)
+    question = question_of(row)
     score: Any = row.get("score")
     if score is None and isinstance(row.get("text"), str):
         found = re.match(r"\s*(\d+(?:\.\d+)?)[\s,]+(\d+(?:\.\d+)?)\s*(?:\n|$)", row["text"])
@@ -193,12 +183,7 @@ def standings(matches: Sequence[Match], baseline: str | None = None) -> dict[str
     Raises:
         DataError: Several judges, or no match against the baseline.
     """
-    judges = sorted({match.judge for match in matches})
-    if len(judges) > 1:
-        raise DataError(
-            f"the judgments come from several judges: {', '.join(judges)}",
-            hint="choose one with --judge: verdicts of different judges do not compare",
-        )
+    require_one_judge(matches)
     if baseline is not None:
         known = sorted({model for match in matches for model in match.models})
         matches = [match for match in matches if baseline in match.models]

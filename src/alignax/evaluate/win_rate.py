@@ -10,9 +10,7 @@ import numpy as np
 from alignax.evaluate.length_control import WEAK_PRIOR, fitted
 from alignax.judge.orders import FAILURES, Reliability, longer_wins, reliability
 from alignax.metrics.intervals import bootstrap, sign_test, wilson
-from alignax.records import Comparison, Outcome, Score, Verdict
-
-WORTH: dict[Outcome, float] = {"win": 1.0, "loss": 0.0, "tie": 0.5}
+from alignax.records import WORTH, Comparison, Outcome, Score, Verdict
 
 ONE_SIDED = 0.95
 """Share of items with the same side longer from which on equal length is out of sight."""

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from alignax.judge.base import Opinion
-
-FINAL = ("win", "loss", "tie")
+from alignax.records import WORTH
 
 
 class OpinionCache:
@@ -39,11 +38,12 @@ class OpinionCache:
             outcome, raw = value["outcome"], value["raw"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return Opinion(outcome, raw) if outcome in FINAL and isinstance(raw, str) else None
+        known = isinstance(outcome, str) and outcome in WORTH
+        return Opinion(outcome, raw) if known and isinstance(raw, str) else None
 
     def put(self, key: str, opinion: Opinion) -> None:
         """Keep a verdict, atomically; anything else is not kept."""
-        if self._folder is None or opinion.outcome not in FINAL:
+        if self._folder is None or opinion.outcome not in WORTH:
             return
         file = self._file(self._folder, key)
         file.parent.mkdir(parents=True, exist_ok=True)

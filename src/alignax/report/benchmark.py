@@ -51,9 +51,7 @@ def benchmark_page(title: str, scores: Mapping[str, Any]) -> str:
 
 
 def _cell(score: Score | None) -> str:
-    if score is None or math.isnan(score.value):
-        return "-"
-    return f"{score.value:.2f} [{score.low:.2f}, {score.high:.2f}]"
+    return "-" if score is None else score.shown(2)
 
 
 def radar(names: Sequence[str], values: Mapping[str, Sequence[float]]) -> str:
