@@ -6,14 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 from flax import nnx
 
 from alignax.cli import terminal
 from alignax.cli.loading import Policy, build_encoder, load_policy
 from alignax.cli.run_folder import RunFolder
 from alignax.cli.run_lock import writing
-from alignax.cli.setup import Setup, build_objective, take_apart
+from alignax.cli.setup import Setup, build_objective, start_state, take_apart
 from alignax.cli.training import model_with, run
 from alignax.data.encode import Encoder
 from alignax.errors import RunError
@@ -30,7 +29,6 @@ from alignax.report.render import render
 from alignax.train.checkpoint import Checkpoints
 from alignax.train.loop import Result
 from alignax.train.optimizer import build_optimizer, build_schedule
-from alignax.train.step import init_state
 
 EXPORT_PROBES = (
     "What is the capital of France?",
@@ -220,13 +218,7 @@ def export_checkpoint(
         recipe.optimizer, build_schedule(recipe.optimizer, checkpoints.record(step)["total_steps"])
     )
     trainable, frozen = network.part(start)
-    template = init_state(
-        trainable,
-        optimizer,
-        jax.random.key(recipe.train.seed),
-        memory=build_objective(recipe).start_memory(),
-        moving_reference=recipe.reference.update != "none",
-    )
+    template = start_state(recipe, build_objective(recipe), trainable, optimizer)
     weights = network.join(checkpoints.restore(step, template).trainable, frozen)
     model = nnx.merge(network.graphdef, weights.base, weights.adapter)
     summary = read_json(folder.summary_file) if folder.summary_file.exists() else {}

@@ -97,18 +97,17 @@ class HeldOutPass:
         return self._setup.train.select([i for micro in step for row in micro for i in row])
 
     @cached_property
-    def _shape(self) -> PackShape:
-        """A shape in which the held-out rows and the first step's fit."""
-        first = score_plan(self._setup, self._first_rows).shape
+    def _held_out_plan(self) -> Plan | None:
+        """Layout of the held-out rows, in a shape in which the first step's rows fit too."""
         if self._setup.held_out is None:
-            return first
-        return score_plan(self._setup, self._setup.held_out, at_least=first).shape
+            return None
+        first = score_plan(self._setup, self._first_rows).shape
+        return score_plan(self._setup, self._setup.held_out, at_least=first)
 
-    def _score(self, part: EncodedDataset, trainable: Any, title: str) -> RowScores:
+    def _score(self, part: EncodedDataset, plan: Plan, trainable: Any, title: str) -> RowScores:
         """Score rows with a bar."""
         setup = self._setup
         policy = setup.network.join(trainable, self._frozen)
-        plan = score_plan(setup, part, at_least=self._shape)
         with terminal.progress(title, len(part)) as advance:
             return score_heldout(
                 self._step, policy, setup.reference if self._live else None,
@@ -117,9 +116,10 @@ class HeldOutPass:
 
     def evaluate(self, trainable: Any, step: int) -> dict[str, float]:
         """Measure the held-out rows, of which there must be some."""
-        setup = self._setup
+        setup, plan = self._setup, self._held_out_plan
         assert setup.held_out is not None
-        scores = self._score(setup.held_out, trainable, "held-out rows")
+        assert plan is not None
+        scores = self._score(setup.held_out, plan, trainable, "held-out rows")
         if setup.objective.kind == "sft":
             return summarize_sft(scores)
         objective = setup.objective.at(max(step - 1, 0))
@@ -135,7 +135,9 @@ class HeldOutPass:
         setup, part = self._setup, self._first_rows
         dtype = setup.recipe.model.dtype
         trainable, _ = setup.network.part(setup.start)
-        scores = self._score(part, trainable, "self-test")
+        shared = self._held_out_plan.shape if self._held_out_plan is not None else None
+        plan = score_plan(setup, part, at_least=shared)
+        scores = self._score(part, plan, trainable, "self-test")
         order = np.argsort(part.lengths.sum(1))[:2]
         weights = setup.network.join(trainable, self._frozen)
         check_packed_equals_padded(

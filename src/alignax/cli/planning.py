@@ -18,7 +18,7 @@ from alignax.cli.fitting import (
 )
 from alignax.cli.known import DEVICES, FLOAT32_RATE, GIB, RUNTIME, SHAPES, Device
 from alignax.cli.loading import adapter_folder, lora_targets
-from alignax.cli.setup import build_objective
+from alignax.cli.setup import build_objective, reference_mode
 from alignax.errors import ModelError, UsageError
 from alignax.export.peft import read_adapter
 from alignax.models.config import DecoderConfig
@@ -98,18 +98,6 @@ def lora_of(recipe: Recipe) -> LoraSpec | None:
     return LoraSpec(lora.rank, lora.alpha, lora.dropout, lora_targets(lora))
 
 
-def is_live(recipe: Recipe) -> bool:
-    """Whether the reference's log-probs are computed in the step (see ``choose_reference``)."""
-    objective = build_objective(recipe)
-    if recipe.method == "sft" or not objective.needs_reference:
-        return False
-    if recipe.reference.update != "none":
-        return True
-    source = recipe.reference.source
-    automatic = not recipe.lora.enabled or objective.needs_live_reference
-    return automatic if source == "auto" else source != "cache"
-
-
 def step_sizes(recipe: Recipe, assumed: Assumed) -> tuple[int, int, int, int, int]:
     """Guess a step's layout: micro-batches, rows, tokens, answer places and tiles of a row."""
     ranks = recipe.mesh.data * recipe.mesh.fsdp
@@ -176,7 +164,7 @@ def make_plan(recipe: Recipe, device: Device, count: int, assumed: Assumed) -> d
     """
     config, lora = model_shape(recipe.model.path), lora_of(recipe)
     limit = memory_limit(recipe, device)
-    live = is_live(recipe)
+    live = reference_mode(recipe, build_objective(recipe)) in ("live", "moving")
 
     def job_on(other: Recipe) -> Job:
         sizes = step_sizes(other, assumed)

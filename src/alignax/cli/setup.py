@@ -3,10 +3,11 @@
 
 import platform
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
+import optax
 
 import alignax
 from alignax.cli import terminal
@@ -36,7 +37,7 @@ from alignax.train.reference import (
     ReferenceIdentity,
     describe,
 )
-from alignax.train.step import ReferencePlan
+from alignax.train.step import ReferencePlan, TrainState, init_state
 
 
 @dataclass
@@ -202,6 +203,22 @@ def build_objective(recipe: Recipe) -> Objective:
     return build_loss(name, kind=kind, **recipe.loss.model_dump(exclude={"type"}))
 
 
+def start_state(
+    recipe: Recipe,
+    objective: Objective,
+    trainable: Any,
+    optimizer: optax.GradientTransformation,
+) -> TrainState:
+    """Make the state of step 0, with all that this recipe's loss and reference carry along."""
+    return init_state(
+        trainable,
+        optimizer,
+        jax.random.key(recipe.train.seed),
+        memory=objective.start_memory(),
+        moving_reference=reference_mode(recipe, objective) == "moving",
+    )
+
+
 def scores_for(objective: Objective, rows: EncodedDataset) -> np.ndarray | None:
     """Take the [n, s] scores of the rows if the loss reads them.
 
@@ -239,6 +256,7 @@ def choose_reference(
         return start, ReferencePlan("none"), identity
     source = recipe.reference.source
     full = not recipe.lora.enabled
+    mode = reference_mode(recipe, objective)
     if not objective.needs_reference and (source, recipe.reference.update) != ("auto", "none"):
         raise UsageError(
             f"reference settings have no effect: {objective.spec.name} has no reference",
@@ -246,8 +264,6 @@ def choose_reference(
         )
     if full and recipe.reference.start == "base" and policy.adapter_hash is not None:
         raise UsageError("reference.start: base needs LoRA: full training merges the adapter")
-    if source == "auto":
-        source = "frozen_copy" if full or objective.needs_live_reference else "cache"
     if source == "cache" and objective.needs_live_reference:
         raise UsageError(
             f"the loss reads {', '.join(objective.columns)} of the reference, and a cache holds "
@@ -263,11 +279,23 @@ def choose_reference(
         )
     keep_adapter = not base_only and not full
     # Training starts from a copy (``init_state``), so the start itself stays what it was.
-    if not objective.needs_reference:
-        return start, ReferencePlan("none", keep_adapter), identity
-    if recipe.reference.update != "none":
+    if mode == "moving":
         return start, moving_plan(recipe, policy), identity
-    return start, ReferencePlan("cached" if source == "cache" else "live", keep_adapter), identity
+    return start, ReferencePlan(mode, keep_adapter), identity
+
+
+def reference_mode(
+    recipe: Recipe, objective: Objective
+) -> Literal["none", "cached", "live", "moving"]:
+    """Tell where the reference's log-probs come from (see ``ReferencePlan``)."""
+    if objective.kind == "sft" or not objective.needs_reference:
+        return "none"
+    if recipe.reference.update != "none":
+        return "moving"
+    if recipe.reference.source == "auto":
+        full = not recipe.lora.enabled
+        return "live" if full or objective.needs_live_reference else "cached"
+    return "cached" if recipe.reference.source == "cache" else "live"
 
 
 def moving_plan(recipe: Recipe, policy: Policy) -> ReferencePlan:

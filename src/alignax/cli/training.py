@@ -12,7 +12,7 @@ from flax import nnx
 from alignax.cli import terminal
 from alignax.cli.main import STARTED
 from alignax.cli.passes import HeldOutPass, row_tables
-from alignax.cli.setup import Setup, fingerprints
+from alignax.cli.setup import Setup, fingerprints, start_state
 from alignax.data.pipeline import step_batches
 from alignax.models.sharding import commit, place_batch
 from alignax.train.checkpoint import Checkpoints
@@ -22,7 +22,7 @@ from alignax.train.loop import Cadence, Parts, Result, Speed, fit, measure_peak_
 from alignax.train.optimizer import build_optimizer, build_schedule
 from alignax.train.profiler import Profiler, ReadableStep
 from alignax.train.selftest import check_first_loss, check_first_update
-from alignax.train.step import TrainState, build_train_step, init_state
+from alignax.train.step import TrainState, build_train_step
 
 
 def first_update_check(setup: Setup) -> Callable[..., None]:
@@ -67,20 +67,13 @@ def cadence_of(setup: Setup) -> Cadence:
 
 def first_state(setup: Setup, optimizer: optax.GradientTransformation) -> TrainState:
     """Make the state of step 0, in its place on the devices."""
-    moving = setup.reference_plan.mode == "moving"
-    if moving:
+    if setup.reference_plan.mode == "moving":
         terminal.say(
             f"the reference moves every {setup.reference_plan.every} steps, so its log-probs are "
             "not cached; held-out figures compare with where it started"
         )
     trainable, _ = setup.network.part(setup.start)
-    state = init_state(
-        trainable,
-        optimizer,
-        jax.random.key(setup.recipe.train.seed),
-        memory=setup.objective.start_memory(),
-        moving_reference=moving,
-    )
+    state = start_state(setup.recipe, setup.objective, trainable, optimizer)
     return commit(state, setup.policy.mesh)
 
 

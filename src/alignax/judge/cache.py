@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from alignax.judge.base import Opinion
-from alignax.records import WORTH
+from alignax.records import WORTH, Outcome
 
 
 class OpinionCache:
@@ -38,8 +38,8 @@ class OpinionCache:
             outcome, raw = value["outcome"], value["raw"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        known = isinstance(outcome, str) and outcome in WORTH
-        return Opinion(outcome, raw) if known and isinstance(raw, str) else None
+        known: Outcome | None = next((name for name in WORTH if name == outcome), None)
+        return Opinion(known, raw) if known and isinstance(raw, str) else None
 
     def put(self, key: str, opinion: Opinion) -> None:
         """Keep a verdict, atomically; anything else is not kept."""

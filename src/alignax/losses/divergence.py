@@ -40,7 +40,9 @@ def token_kl(
         chunks.pad(chunks.blank(hidden_bad, used_ba), options)
         for hidden_bad in (policy_hidden_bad, reference_hidden_bad)
     )
-    kl_ba = _kl(options, forward, ours_bad, theirs_bad, policy_head_vd, reference_head_vd, count_b)
+    kl_ba: Any = _kl(
+        options, forward, ours_bad, theirs_bad, policy_head_vd, reference_head_vd, count_b
+    )
     return jnp.where(used_ba, kl_ba[:, :slot_count], 0.0)
 
 

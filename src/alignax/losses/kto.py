@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-probs of a batch → the KTO losses, whose zero point is an estimate over the batch."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -34,12 +36,9 @@ def kto(
     An answer with 0 tokens is absent, so a batch may hold single labelled answers.
     """
     ratio_ps, used_ps = answers(pair, valid_p)
-    zero = jax.lax.stop_gradient(jax.nn.relu(mean_over(ratio_ps, used_ps)))
-    losses_p = [
-        desirable_weight * jax.nn.sigmoid(beta * (zero - ratio_ps[:, 0])),
-        undesirable_weight * jax.nn.sigmoid(beta * (ratio_ps[:, 1] - zero)),
-    ]
-    return share_out(jnp.stack(losses_p, -1), used_ps, valid_p)
+    zero = zero_point(ratio_ps, used_ps)
+    losses_ps = around(ratio_ps, (zero, zero), beta, (desirable_weight, undesirable_weight))
+    return share_out(losses_ps, used_ps, valid_p)
 
 
 def kto_pair(
@@ -57,15 +56,29 @@ def kto_pair(
     (Ethayarajh et al. 2024, the form for paired data of their code).
     """
     ratio_ps, used_ps = answers(pair, valid_p)
-    chosen, rejected = (
-        jax.lax.stop_gradient(jax.nn.relu(mean_over(ratio_ps[:, side], used_ps[:, side])))
-        for side in (0, 1)
-    )
+    chosen, rejected = (zero_point(ratio_ps[:, side], used_ps[:, side]) for side in (0, 1))
+    losses_ps = around(ratio_ps, (rejected, chosen), beta, (desirable_weight, undesirable_weight))
+    return share_out(losses_ps, used_ps, valid_p)
+
+
+def zero_point(ratios: Float[Array, "..."], used: Bool[Array, "..."]) -> Float[Array, ""]:
+    """Estimate the KL that counts as zero: max(0, mean log-ratio), without a gradient."""
+    return jax.lax.stop_gradient(jax.nn.relu(mean_over(ratios, used)))
+
+
+def around(
+    ratio_ps: Float[Array, "p 2"],
+    zeros: tuple[Any, Any],
+    beta: float,
+    weights: tuple[float, float],
+) -> Float[Array, "p 2"]:
+    """Compute the loss of every answer around the zero point of its side."""
+    (chosen_zero, rejected_zero), (desirable, undesirable) = zeros, weights
     losses_p = [
-        desirable_weight * jax.nn.sigmoid(beta * (rejected - ratio_ps[:, 0])),
-        undesirable_weight * jax.nn.sigmoid(beta * (ratio_ps[:, 1] - chosen)),
+        desirable * jax.nn.sigmoid(beta * (chosen_zero - ratio_ps[:, 0])),
+        undesirable * jax.nn.sigmoid(beta * (ratio_ps[:, 1] - rejected_zero)),
     ]
-    return share_out(jnp.stack(losses_p, -1), used_ps, valid_p)
+    return jnp.stack(losses_p, -1)
 
 
 def answers(
