@@ -14,8 +14,8 @@ from alignax.models.attention import (
     AttentionSpec,
     Layout,
     dense_attention,
-    flash_attention,
 )
+from alignax.models.attention.flash import flash_attention
 from alignax.models.sharding import build_mesh
 from alignax.shapes import TILE
 from tests.models.rows import layout_of, shared_prefix_rows
