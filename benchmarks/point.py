@@ -19,21 +19,13 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
-from alignax.data.pack import pack
+from alignax.cli.known import SHAPES
 from alignax.data.plan import plan_epochs, row_tiles
-from alignax.losses import build_loss
-from alignax.models.config import DecoderConfig
-from alignax.models.decoder import random_model
-from alignax.models.lora import LoraSpec, add_lora
-from alignax.models.sharding import build_mesh, commit, place_batch, place_model
-from alignax.records import EncodedExample
-from alignax.train.forward import split_model
-from alignax.train.reference import gather_cached
-from alignax.train.step import ReferencePlan, build_train_step, init_state, step_values
+from alignax.models.lora import LoraSpec
+from alignax.train.step import step_values
+from benchmarks.random_step import RandomPairs, ready
 
-SMOLLM2 = DecoderConfig("llama", 49152, 576, 1536, 30, 9, 3, 64, tie_embeddings=True)
 HH_MEANS = (112, 38, 48)
 """Mean tokens of prompt and answers in HH-RLHF."""
 
@@ -57,26 +49,14 @@ class Setting:
     steps: int = 2
 
 
-class RandomPairs:
-    """Random tokens with the asked lengths, as a data set."""
-
-    def __init__(self, setting: Setting):
-        """Draw the lengths of one step's pairs."""
-        self._rng = np.random.default_rng(0)
-        self._vocab = setting.vocab
-        if setting.length is None:
-            drawn = [self._rng.gamma(2.0, mean / 2.0, setting.pairs) for mean in HH_MEANS]
-            self.lengths = np.clip(np.stack(drawn, axis=1), 4, 400).astype(np.int64)
-        else:
-            quarter = setting.length // 4
-            self.lengths = np.tile([2 * quarter, quarter, quarter], (setting.pairs, 1))
-
-    def __getitem__(self, index: int) -> EncodedExample:
-        """Draw the tokens of a pair."""
-        prompt, *answers = (
-            self._rng.integers(0, self._vocab, n).astype(np.int32) for n in self.lengths[index]
-        )
-        return EncodedExample(str(index), prompt, tuple(answers), (True, True))
+def lengths_of(setting: Setting) -> np.ndarray:
+    """Draw the [n, 3] lengths of one step's pairs."""
+    if setting.length is not None:
+        quarter = setting.length // 4
+        return np.tile([2 * quarter, quarter, quarter], (setting.pairs, 1))
+    rng = np.random.default_rng(0)
+    drawn = [rng.gamma(2.0, mean / 2.0, setting.pairs) for mean in HH_MEANS]
+    return np.clip(np.stack(drawn, axis=1), 4, 400).astype(np.int64)
 
 
 def peak_gib(*, since_reset: bool = False) -> float:
@@ -98,34 +78,22 @@ def reset_peak() -> float:
 
 def measure(setting: Setting) -> dict[str, Any]:
     """Do the steps."""
-    rows = RandomPairs(setting)
-    config = dataclasses.replace(SMOLLM2, layer_count=setting.layers, vocab_size=setting.vocab)
-    model = random_model(config, seed=0)
-    add_lora(model, LoraSpec(16, 32.0, 0.0, ("q_proj", "v_proj")), key=jax.random.key(0))
-    mesh = build_mesh(1, 1, 1)
-    place_model(model, mesh)
-    network, weights = split_model(model, trains="adapter", answers=2)
-    plan = plan_epochs(rows.lengths, batch_size=setting.pairs, epochs=1)
-    schedule = optax.constant_schedule(1e-5)
-    optimizer = optax.adamw(schedule)
-    trainable, frozen = network.part(weights)
-    state = commit(init_state(trainable, optimizer, jax.random.key(0)), mesh)
-    step = build_train_step(
-        network, build_loss(kind="pair"), optimizer, schedule, ReferencePlan("cached"), state
+    config = dataclasses.replace(
+        SHAPES["smollm2-135m"], layer_count=setting.layers, vocab_size=setting.vocab
     )
-    batch = pack(rows, plan.step(0), plan.shape)
-    # The values do not matter for the time a step takes.
-    values = -100.0 * np.ones((setting.pairs, 2), np.float32)
-    cached = {"reference": gather_cached(values, batch.example)}
-    placed = place_batch((batch, cached), mesh)
+    rows = RandomPairs(lengths_of(setting), setting.vocab)
+    plan = plan_epochs(rows.lengths, batch_size=setting.pairs, epochs=1)
+    step, state, rest, weights = ready(
+        config, LoraSpec(16, 32.0, 0.0, ("q_proj", "v_proj")), rows, plan
+    )
     built = reset_peak()
     started = time.perf_counter()
-    program = step.lower(state, frozen, None, *placed).compile()
+    program = step.lower(state, *rest).compile()
     compile_s = time.perf_counter() - started
     seconds = []
     for _ in range(setting.steps + 1):
         started = time.perf_counter()
-        state, metrics = program(state, frozen, None, *placed)
+        state, metrics = program(state, *rest)
         step_values(metrics)
         seconds.append(time.perf_counter() - started)
     median = statistics.median(seconds[1:])

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from alignax.files import write_json
 from benchmarks.cases import Pairs, Place
 
 
@@ -37,9 +38,7 @@ class Rounds:
         """Write a round, whole or not at all."""
         file = self.folder(pairs) / f"{one['round']}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(one), encoding="utf-8")
-        partial.replace(file)
+        write_json(file, one)
 
     def of(self, pairs: Pairs) -> list[dict[str, Any]]:
         """All rounds of a set that hold something."""

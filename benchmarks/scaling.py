@@ -25,6 +25,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 
+from alignax.files import write_json  # noqa: E402
 from benchmarks.cases import ROOT  # noqa: E402
 from benchmarks.processes import machine  # noqa: E402
 from benchmarks.results import show, splice  # noqa: E402
@@ -140,9 +141,7 @@ def point(setting: Mapping[str, Any], work: Path) -> dict[str, Any]:
         env=environment | {"JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, check=True,
     )  # fmt: skip
     result = json.loads(done.stdout) | {"load": os.getloadavg()[0]}
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(result), encoding="utf-8")
-    partial.replace(file)
+    write_json(file, result)
     return result
 
 

@@ -19,23 +19,24 @@ import json  # noqa: E402
 import os  # noqa: E402
 import resource  # noqa: E402
 import statistics  # noqa: E402
+from functools import partial  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import jax  # noqa: E402
 
-from alignax.cli.passes import reference_table  # noqa: E402
+from alignax.cli.passes import row_tables  # noqa: E402
 from alignax.cli.quickstart import ASSETS  # noqa: E402
 from alignax.cli.setup import Setup, prepare  # noqa: E402
-from alignax.cli.training import yardstick  # noqa: E402
+from alignax.cli.training import first_state, yardstick  # noqa: E402
 from alignax.data.pipeline import step_batches  # noqa: E402
-from alignax.models.sharding import commit, place_batch  # noqa: E402
+from alignax.models.sharding import place_batch  # noqa: E402
 from alignax.recipe import Recipe, load_recipe  # noqa: E402
 from alignax.train.compilations import Compilations  # noqa: E402
+from alignax.train.feed import Feed  # noqa: E402
 from alignax.train.loop import Speed, measure_peak_flops  # noqa: E402
 from alignax.train.optimizer import build_optimizer, build_schedule  # noqa: E402
-from alignax.train.reference import gather_cached  # noqa: E402
-from alignax.train.step import build_train_step, init_state, step_values  # noqa: E402
+from alignax.train.step import build_train_step, step_values  # noqa: E402
 
 GEMM = 2048
 """Side of the square float32 product that the useful FLOPs are measured against."""
@@ -76,12 +77,12 @@ def measure(setup: Setup) -> dict[str, Any]:
     """Do the steps of a run; see ``main`` for what is measured."""
     compilations = Compilations()
     started = time.perf_counter()
-    table = reference_table(setup)
+    tables = row_tables(setup)
     reference_s = time.perf_counter() - started
     schedule = build_schedule(setup.recipe.optimizer, setup.plan.steps)
     optimizer = build_optimizer(setup.recipe.optimizer, schedule)
-    trainable, frozen = setup.network.part(setup.start)
-    state = commit(init_state(trainable, optimizer, jax.random.key(0)), setup.policy.mesh)
+    _, frozen = setup.network.part(setup.start)
+    state = first_state(setup, optimizer)
     step = build_train_step(
         setup.network, setup.objective, optimizer, schedule, setup.reference_plan, state
     )
@@ -91,26 +92,26 @@ def measure(setup: Setup) -> dict[str, Any]:
         "pairs": [], "tokens": [], "answer_tokens": [],
     }  # fmt: skip
     batches, program = step_batches(setup.train, setup.plan), None
-    for index in range(setup.plan.steps):
-        started = time.perf_counter()
-        _, batch = next(batches)
-        waited = time.perf_counter() - started
-        cached = None if table is None else {"reference": gather_cached(table, batch.example)}
-        placed, values = place_batch((batch, cached), setup.policy.mesh)
-        if program is None:
-            program = step.lower(state, frozen, live, placed, values).compile()
-            result["compile_s"] = time.perf_counter() - started
-        state, metrics = program(state, frozen, live, placed, values)
-        loss = step_values(metrics)["loss"]
-        if not index:
-            result["first_step_at_s"] = time.perf_counter() - BEGAN
-            result["compilations"] = compilations.summary()
-        result["seconds"].append(time.perf_counter() - started)
-        result["wait_seconds"].append(waited)
-        result["losses"].append(loss)
-        result["pairs"].append(int((batch.example >= 0).sum()))
-        result["tokens"].append(int((batch.segments > 0).sum()))
-        result["answer_tokens"].append(int(batch.answer_count.sum()))
+    place = partial(place_batch, mesh=setup.policy.mesh)
+    feed = Feed(batches, place, tables, batches.get_state)
+    with feed.open():
+        for fed in feed:
+            started = time.perf_counter() - fed.waited
+            arguments = (state, frozen, live, fed.placed, fed.cached)
+            if program is None:
+                program = step.lower(*arguments).compile()
+                result["compile_s"] = time.perf_counter() - started
+            state, metrics = program(*arguments)
+            loss = step_values(metrics)["loss"]
+            if not fed.index:
+                result["first_step_at_s"] = time.perf_counter() - BEGAN
+                result["compilations"] = compilations.summary()
+            result["seconds"].append(time.perf_counter() - started)
+            result["wait_seconds"].append(fed.waited)
+            result["losses"].append(loss)
+            result["pairs"].append(int((fed.batch.example >= 0).sum()))
+            result["tokens"].append(int((fed.batch.segments > 0).sum()))
+            result["answer_tokens"].append(int(fed.batch.answer_count.sum()))
     batches.close()
     # Measured last, so that it is part of neither the peak nor the time to the first step.
     result["peak_rss_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
