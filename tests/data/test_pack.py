@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed rows are right token by token; tiles are the live ones and no others."""
 
-import time
-
 import numpy as np
 import pytest
 
 from alignax.data.pack import pack
-from alignax.data.plan import PackShape, plan_epochs, row_tiles
+from alignax.data.plan import PackShape, row_tiles
 from alignax.errors import DataError
 from alignax.shapes import TILE
-from tests.data.lengths import FakeRows, encoded, ultrafeedback_like
+from tests.data.lengths import FakeRows, encoded
 
 
 def first_row(batch):
@@ -105,13 +103,3 @@ def test_example_longer_than_a_row_is_named():
     with pytest.raises(DataError, match="row1: 140 tokens") as caught:
         pack(FakeRows([[10, 5, 5], [100, 20, 20]]), [[[1]]], shape)
     assert "data.max_length" in str(caught.value)
-
-
-def test_packing_a_step_is_quick():
-    lengths = ultrafeedback_like(160)
-    rows, plan = FakeRows(lengths), plan_epochs(lengths, batch_size=16)
-    examples = [rows[i] for i in range(len(lengths))]
-    started = time.process_time()
-    for step in range(plan.steps):
-        pack(examples, plan.step(step), plan.shape)
-    assert (time.process_time() - started) / plan.steps < 0.01

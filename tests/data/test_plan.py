@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans deal every example once an epoch, in equal and well-filled steps."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -171,10 +169,3 @@ def test_nothing_to_plan():
         plan_epochs(empty, batch_size=4)
     with pytest.raises(DataError, match="no rows to score"):
         scoring_plan(empty)
-
-
-def test_planning_many_examples_is_quick():
-    lengths = ultrafeedback_like(100_000)
-    started = time.process_time()
-    plan_epochs(lengths, batch_size=16, epochs=1)
-    assert time.process_time() - started < 5
