@@ -14,6 +14,9 @@ AlignaxError
 
 from collections.abc import Sequence
 
+SHOWN_PROBLEMS = 20
+"""Of many problems, so many are printed; the rest is counted."""
+
 
 class AlignaxError(Exception):
     """Base of all errors that alignax raises on purpose."""
@@ -35,7 +38,9 @@ class AlignaxError(Exception):
 
     def __str__(self) -> str:
         """Join message, problems and hint as they are shown in a terminal."""
-        lines = [self.message, *(f"  - {problem}" for problem in self.problems)]
+        lines = [self.message, *(f"  - {problem}" for problem in self.problems[:SHOWN_PROBLEMS])]
+        if len(self.problems) > SHOWN_PROBLEMS:
+            lines.append(f"  … and {len(self.problems) - SHOWN_PROBLEMS} more")
         if self.hint:
             lines.append(f"hint: {self.hint}")
         return "\n".join(lines)

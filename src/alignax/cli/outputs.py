@@ -14,7 +14,6 @@ IDS = ("id", "item_id", "question_id")
 PROMPTS = ("prompt", "instruction", "messages", "question")
 ANSWERS = ("text", "output", "response", "answer", "completion")
 REFERENCES = ("reference", "reference_answer", "target")
-SHOWN = 8
 
 
 def read_outputs(path: str, *, flag: str) -> dict[str, dict[str, str]]:
@@ -44,7 +43,7 @@ def read_outputs(path: str, *, flag: str) -> dict[str, dict[str, str]]:
     if problems or not items:
         raise DataError(
             f"{path} is no file of answers" if problems else f"{path} holds no answers",
-            problems=problems[:SHOWN],
+            problems=problems,
             hint=f"each row needs one of {', '.join(PROMPTS)} and one of {', '.join(ANSWERS)}",
         )
     return items
@@ -75,14 +74,14 @@ def pair_up(
     if lone and (not common or not both):
         raise DataError(
             f"the two files answer different prompts: {len(both)} in both, {len(lone)} in one",
-            problems=lone[:SHOWN],
+            problems=lone,
             hint="--common compares those in both" if both else "check the files",
         )
     unlike = [key for key in both if ours[key]["prompt"] != theirs[key]["prompt"]]
     if unlike:
         raise DataError(
             f"{len(unlike)} ids stand for different prompts in the two files",
-            problems=[repr(key[:70]) for key in unlike[:SHOWN]],
+            problems=[repr(key[:70]) for key in unlike],
         )
     items = []
     for key in both:

@@ -103,7 +103,7 @@ def step_sizes(recipe: Recipe, assumed: Assumed) -> tuple[int, int, int, int, in
     ranks = recipe.mesh.data * recipe.mesh.fsdp
     step = recipe.train.batch_size * assumed.example_tokens
     wanted = recipe.train.microbatch_tokens
-    micro = recipe.train.accumulate or max(1, round(step / (ranks * wanted)))
+    micro = recipe.train.accumulate or math.ceil(step / (ranks * wanted))
     tokens = math.ceil(step / (ranks * micro) / TILE) * TILE
     # A tile sees those before it within its example: half an example's tiles on average.
     seen = 1 + assumed.example_tokens / TILE / 2

@@ -19,9 +19,6 @@ from alignax.errors import DataError
 PROMPTS = 805
 """Prompts of the official set."""
 
-SHOWN = 8
-"""Problems that an error lists."""
-
 
 @dataclass(frozen=True)
 class Annotations:
@@ -155,12 +152,10 @@ def _checked(rows: Iterable[tuple[str, Any]], source: str) -> list[tuple[str, Ma
             problems.append(f"{place}: {problem}")
         checked.append((place, row))
     if problems:
-        more = len(problems) - SHOWN
-        listed = [*problems[:SHOWN], f"… and {more} more"] if more > 0 else problems
         raise DataError(
             f"{source} is not an annotations file: {len(problems)} of {len(checked)} rows are "
             "of another form",
-            problems=listed,
+            problems=problems,
             hint="each row needs `instruction` (text) and `preference` (1 … 2, 0 or null), as in "
             "results/MODEL/ANNOTATOR/annotations.json of AlpacaEval",
         )
@@ -235,7 +230,7 @@ def _once_each(
     if clashes:
         raise DataError(
             f"{source} judges {len(clashes)} prompts twice, differently",
-            problems=clashes[:SHOWN],
+            problems=clashes,
             hint="keep one annotation a prompt",
         )
     return list(kept.values()), len(rows) - len(kept)

@@ -8,8 +8,6 @@ from typing import Any
 
 from alignax.errors import DataError
 
-SHOWN = 8
-
 
 def answer_rows(
     model: str, answers: Mapping[int, Sequence[str]], *, tstamp: float
@@ -65,7 +63,7 @@ def read_answers(
     if problems:
         raise DataError(
             f"{source} is no file of answers",
-            problems=problems[:SHOWN],
+            problems=problems,
             hint="see model_answer/MODEL.jsonl of MT-Bench",
         )
     return answers, names

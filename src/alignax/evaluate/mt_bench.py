@@ -22,8 +22,6 @@ CATEGORIES = (
 FIRST, EACH, TURNS = 81, 10, 2
 """The official questions are numbered from 81 on, ten of each category, with two turns."""
 
-SHOWN = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Grade:
@@ -86,7 +84,7 @@ def read_grades(rows: Iterable[tuple[str, Any]], *, source: str) -> list[Grade]:
         raise DataError(
             f"{source} does not hold single-answer grades: {len(problems)} rows are of another "
             "form",
-            problems=problems[:SHOWN],
+            problems=problems,
             hint="each line needs question_id, model, score (or judgment) and turn, as in "
             "model_judgment/JUDGE_single.jsonl",
         )

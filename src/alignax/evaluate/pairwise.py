@@ -22,8 +22,6 @@ from alignax.records import WORTH, Outcome, Score, Verdict
 API_ERROR = "$ERROR$"
 """What FastChat writes for a judgement when no call succeeded."""
 
-SHOWN = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Match:
@@ -114,7 +112,7 @@ def _read(
     if problems:
         raise DataError(
             f"{source} cannot be used: {len(problems)} rows are of another form",
-            problems=problems[:SHOWN],
+            problems=problems,
             hint=hint,
         )
     return matches

@@ -128,7 +128,7 @@ def read_adapter(folder: str | Path) -> tuple[dict[str, np.ndarray], LoraSpec, s
         if tensor.ndim != 2 or tensor.shape[0 if ".lora_A." in name else 1] != rank
     ]
     if problems:
-        raise ModelError(f"adapter {folder} cannot be used", problems=problems[:40])
+        raise ModelError(f"adapter {folder} cannot be used", problems=problems)
     alpha = float(config.get("lora_alpha", rank))
     if config.get("use_rslora"):
         # PEFT then scales by alpha / √rank; ours is alpha / rank.
@@ -200,7 +200,7 @@ def require_finite(tensors: Mapping[str, np.ndarray]) -> None:
     if problems:
         raise ModelError(
             f"{len(problems)} tensors cannot be exported",
-            problems=problems[:40],
+            problems=problems,
             hint="training diverged, or the weights are out of range of float16 "
             "(--export.dtype bfloat16)",
         )

@@ -142,7 +142,7 @@ def peft_to_adapter(model: Decoder, tensors: Mapping[str, np.ndarray]) -> None:
     ]
     if problems:
         raise ModelError(
-            f"the adapter does not fit the model ({len(problems)} tensors)", problems=problems[:40]
+            f"the adapter does not fit the model ({len(problems)} tensors)", problems=problems
         )
     for name, linear in adapted(model).items():
         sides = {
