@@ -9,7 +9,9 @@ from flax import nnx
 
 from alignax.errors import UsageError
 from alignax.generate import program
-from alignax.generate.sampler import Sampler, batches, bucket
+from alignax.generate.choice import Choice
+from alignax.generate.engine import bucket
+from alignax.generate.sampler import Sampler, by_bucket
 from alignax.models.cache import extend
 from alignax.models.config import DecoderConfig
 from alignax.models.decoder import random_model
@@ -103,7 +105,7 @@ def test_another_batch_size_gives_the_same_text(model, greedy):
 
 def test_sampled_text_belongs_to_its_row(sampler):
     """A row keeps its text when its neighbours change; another seed or row changes it."""
-    settings = {"max_new_tokens": 12, "temperature": 1.0}
+    settings = {"max_new_tokens": 12, "choice": Choice(1.0)}
     first = sampler.generate(PROMPTS, seed=1, **settings)
     other = sampler.generate([PROMPTS[0], *reversed(PROMPTS[1:])], seed=1, **settings)
     assert first[0] == other[0]
@@ -116,8 +118,9 @@ def test_sampled_text_belongs_to_its_row(sampler):
 
 def test_limits_of_the_choice(sampler, greedy):
     """The likeliest one token, by count or by share, is the greedy one."""
-    for limit in ({"top_k": 1}, {"top_p": 1e-6}):
-        answers = sampler.generate(PROMPTS[:2], max_new_tokens=12, temperature=2.0, **limit)
+    for limit in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
+        choice = Choice(2.0, **limit)
+        answers = sampler.generate(PROMPTS[:2], max_new_tokens=12, choice=choice)
         assert [a.ids for a in answers] == [g.ids for g in greedy[:2]]
 
 
@@ -139,9 +142,12 @@ def test_every_stop_id_ends_an_answer(model, greedy):
 def test_stream_yields_what_generate_gives(model, greedy, temperature):
     """Token by token, to the stop id included."""
     sampler = Sampler(model, stop_ids=(greedy[0].ids[5],), decode=spell, batch_size=3)
-    settings = {"max_new_tokens": 12, "temperature": temperature, "seed": 4}
+    settings = {"max_new_tokens": 12, "choice": Choice(temperature), "seed": 4}
     answer = sampler.generate([PROMPTS[0]], **settings)[0]
-    assert tuple(sampler.stream(PROMPTS[0], **settings)) == answer.ids
+    parts = list(sampler.stream(PROMPTS[0], **settings))
+    assert parts[-1] == answer
+    assert all(answer.text.startswith(part.text) for part in parts)
+    assert len({len(part.ids) for part in parts}) == len(parts) >= len(answer.ids) - 1
 
 
 def test_adapter_can_be_left_out(model, sampler, greedy):
@@ -156,11 +162,12 @@ def test_adapter_can_be_left_out(model, sampler, greedy):
 
 def test_programs_are_compiled_once(model, sampler, greedy):
     """A further call and a new sampler of a like model compile nothing."""
-    before = program.answer._cache_size()
+    before = program.read._cache_size(), program.enter._cache_size(), program.write._cache_size()
     sampler.generate(PROMPTS, max_new_tokens=9)
     copy = nnx.merge(*nnx.split(model))
     Sampler(copy, stop_ids=(), decode=spell, batch_size=3).generate(PROMPTS, max_new_tokens=12)
-    assert program.answer._cache_size() == before
+    after = program.read._cache_size(), program.enter._cache_size(), program.write._cache_size()
+    assert after == before
 
 
 def test_answers_end_where_positions_end(sampler):
@@ -184,18 +191,22 @@ def test_a_cache_refuses_what_it_has_no_room_for():
         jax.jit(extend)(stored, jnp.ones((1, 5, 2)), 0)
 
 
-def test_buckets_and_batches():
-    """Buckets double from 64; batches are sorted and never mix buckets."""
+def test_buckets():
+    """Buckets double from 64; rows are sorted in each."""
     assert [bucket(n) for n in (1, 64, 65, 128, 129, 500)] == [64, 64, 128, 128, 256, 512]
-    assert batches([70, 3, 200, 1, 64, 65], 2) == [[3, 1], [4], [5, 0], [2]]
-    assert batches([], 2) == []
+    assert by_bucket([70, 3, 200, 1, 64, 65]) == {64: [3, 1, 4], 128: [5, 0], 256: [2]}
+    assert by_bucket([]) == {}
 
 
 def test_bad_requests_are_refused(sampler):
     """All problems at once."""
     with pytest.raises(UsageError) as caught:
-        sampler.generate([[1]], max_new_tokens=0, temperature=-1, top_k=0, top_p=2.0)
-    assert len(caught.value.problems) == 4
+        sampler.generate([[1]], max_new_tokens=0, choice=Choice(-1, 0, 2.0, -0.5, 0), stops=("",))
+    assert len(caught.value.problems) == 7
+    with pytest.raises(UsageError, match="no effect on greedy"):
+        sampler.generate([[1]], max_new_tokens=1, choice=Choice(0, top_k=3))
+    with pytest.raises(UsageError, match="1 seeds were given for 2 prompts"):
+        sampler.generate([[1], [2]], max_new_tokens=1, seeds=[4])
     with pytest.raises(UsageError, match="prompt 1 has 0 tokens.*\n.*prompt 2 has 256 tokens"):
         sampler.generate([[1], [], [1] * 256], max_new_tokens=1)
     assert sampler.generate([], max_new_tokens=1) == []

@@ -10,7 +10,7 @@ An empty line or Ctrl-D ends the talk; /reset forgets it; /system TEXT sets a sy
 import argparse
 import sys
 
-from alignax.cli.generate import PROMPT_SETTINGS, add_sampling, check_sampling
+from alignax.cli.generate import PROMPT_SETTINGS, add_sampling, choice_of
 from alignax.cli.options import Parser, add_settings, require, settings_of
 
 
@@ -24,10 +24,11 @@ def main(arguments: argparse.Namespace) -> int:
     """Read turns from stdin until it ends."""
     recipe = settings_of(arguments, method="dpo")
     require(recipe, "model.path")
-    check_sampling(arguments)
+    choice = choice_of(arguments)
     from alignax.cli import terminal
     from alignax.cli.answering import open_sampler
     from alignax.cli.from_run import with_run_settings
+    from alignax.generate.stops import settled
 
     recipe = with_run_settings(recipe)
     sampler, encoder = open_sampler(recipe, batch_size=1)
@@ -42,25 +43,20 @@ def main(arguments: argparse.Namespace) -> int:
             turns = list(start)
             continue
         turns.append({"role": "user", "content": line})
-        ids: list[int] = []
         shown = ""
         prompt = encoder.prompt_ids(turns)
         if sampler.room(prompt) < 1:
             terminal.warn("the talk is as long as the model's positions: /reset begins anew")
             turns.pop()
             continue
-        for token in sampler.stream(
-            prompt, max_new_tokens=arguments.max_new_tokens,
-            temperature=arguments.temperature, top_k=arguments.top_k, top_p=arguments.top_p,
-            seed=arguments.seed + len(turns),
+        for answer in sampler.stream(
+            prompt, max_new_tokens=arguments.max_new_tokens, choice=choice,
+            seed=arguments.seed + len(turns), stops=arguments.stop,
         ):  # fmt: skip
-            ids.append(token)
-            text = encoder.decode([i for i in ids if i not in encoder.stop_ids])
-            # A character may span tokens: hold back until it is whole.
-            if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-                sys.stdout.write(text[len(shown) :])
-                sys.stdout.flush()
-                shown = text
+            text = settled(answer.text, arguments.stop, done=answer.finish_reason != "")
+            sys.stdout.write(text[len(shown) :])
+            sys.stdout.flush()
+            shown = text
         sys.stdout.write("\n")
         turns.append({"role": "assistant", "content": shown})
     return 0

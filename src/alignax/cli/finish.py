@@ -21,6 +21,7 @@ from alignax.export.huggingface import write_merged
 from alignax.export.peft import write_adapter
 from alignax.export.verify import verify_adapter, verify_merged
 from alignax.files import read_json, write_json, write_lines, write_text
+from alignax.generate.choice import Choice
 from alignax.generate.sampler import Sampler
 from alignax.models.decoder import Decoder
 from alignax.recipe import Recipe
@@ -80,7 +81,7 @@ def build_sample(setup: Setup, probes: Probes) -> Callable[[Any, int], None]:
         answers = sampler.generate(
             probes.ids,
             max_new_tokens=settings.max_new_tokens,
-            temperature=settings.temperature,
+            choice=Choice(settings.temperature),
             seed=setup.recipe.train.seed,
         )
         records = [

@@ -14,6 +14,7 @@ from pathlib import Path
 from alignax.cli.options import Parser, add_settings, require, settings_of
 from alignax.errors import RunError, UsageError
 from alignax.files import write_lines
+from alignax.generate.choice import Choice
 
 PROMPT_SETTINGS = (
     "data.chat_template", "data.stop_token", "data.add_bos", "data.system", "data.render",
@@ -38,35 +39,55 @@ def add_sampling(parser: Parser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0: greedy")
     parser.add_argument("--top-k", type=int, metavar="N", help="sample from the N likeliest")
     parser.add_argument("--top-p", type=float, metavar="X", help="sample from the likeliest share")
+    parser.add_argument(
+        "--min-p",
+        type=float,
+        metavar="X",
+        help="leave out tokens below this share of the likeliest one's probability",
+    )
+    parser.add_argument(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="above 1: tokens of prompt and answer become less likely",
+    )
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="a text that ends an answer"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sampling")
 
 
-def check_sampling(arguments: argparse.Namespace) -> None:
-    """Refuse sampling flags that are out of range or without effect."""
-    problems = []
-    if arguments.max_new_tokens < 1:
-        problems.append(f"--max-new-tokens must be at least 1, got {arguments.max_new_tokens}")
-    if arguments.temperature < 0:
-        problems.append(f"--temperature must be at least 0, got {arguments.temperature}")
-    if arguments.top_k is not None and arguments.top_k < 1:
-        problems.append(f"--top-k must be at least 1, got {arguments.top_k}")
-    if arguments.top_p is not None and not 0 < arguments.top_p <= 1:
-        problems.append(f"--top-p must be above 0 and at most 1, got {arguments.top_p}")
-    if arguments.temperature == 0 and (arguments.top_k or arguments.top_p):
-        problems.append("--top-k and --top-p have no effect on greedy decoding (--temperature 0)")
-    for flag in ("samples", "batch_size"):
+def choice_of(arguments: argparse.Namespace) -> Choice:
+    """Read the flags that choose tokens; all that are out of range or without effect at once."""
+    choice = Choice(
+        arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p,
+        arguments.repetition_penalty,
+    )  # fmt: skip
+    problems = choice.problems()
+    if "" in arguments.stop:
+        problems.append("stop must not be empty")
+    for flag in ("max_new_tokens", "samples", "batch_size"):
         if getattr(arguments, flag, 1) < 1:
-            shown = flag.replace("_", "-")
-            problems.append(f"--{shown} must be at least 1, got {getattr(arguments, flag)}")
+            problems.append(f"{flag} must be at least 1, got {getattr(arguments, flag)}")
     if problems:
-        raise UsageError("sampling settings are not valid", problems=problems)
+        raise UsageError(
+            "sampling settings are not valid",
+            problems=[f"--{_as_flag(problem)}" for problem in problems],
+        )
+    return choice
+
+
+def _as_flag(problem: str) -> str:
+    """Spell the names of settings as flags."""
+    return " ".join(word.replace("_", "-") for word in problem.split(" "))
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Answer prompts."""
     recipe = settings_of(arguments, method="dpo")
     require(recipe, "model.path")
-    check_sampling(arguments)
+    choice = choice_of(arguments)
     if not arguments.prompt and not arguments.prompts:
         raise UsageError("no prompts", hint='give --prompt "…" or --prompts FILE')
     target = Path(recipe.output) if recipe.output else None
@@ -93,10 +114,11 @@ def main(arguments: argparse.Namespace) -> int:
             f"{short} of {len(ids)} prompts leave room for fewer than {arguments.max_new_tokens} "
             "tokens before the model's positions end: their answers may be cut sooner"
         )
-    answers = sampler.generate(
-        ids, max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature,
-        top_k=arguments.top_k, top_p=arguments.top_p, seed=arguments.seed,
-    )  # fmt: skip
+    with terminal.progress("answers", len(ids)) as advance:
+        answers = sampler.generate(
+            ids, max_new_tokens=arguments.max_new_tokens, choice=choice, seed=arguments.seed,
+            stops=arguments.stop, progress=advance,
+        )  # fmt: skip
     asked = [p.said for p in prompts for _ in range(arguments.samples)]
     records = [
         {

@@ -1,28 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompt ids → answers: one compiled program reads a batch of prompts and writes its answers.
-
-A prompt goes into the bucket (64, 128, 256, … tokens) that it fits in, and a batch holds prompts
-of one bucket only, with empty rows when there are too few. So there are few programs to compile,
-and a row runs through the same program whatever lies beside it: its answer, greedy or sampled, is
-the same alone and in any batch.
-"""
+"""Prompt ids → answers, by slots that are filled again as they become free (``engine``)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from alignax.errors import UsageError
-from alignax.generate.program import Plan, Request, advance, answer, begin
-from alignax.generate.sampling import Rule, row_keys
+from alignax.generate.choice import GREEDY, Choice, check_choice
+from alignax.generate.engine import Engine, Job, Writing, bucket, round_up
+from alignax.generate.program import Plan
+from alignax.generate.sampling import Rule
 from alignax.models.decoder import Decoder
 from alignax.records import Generation
-
-BUCKET = 64
-"""Tokens of the smallest prompt bucket, and the granularity of room for answers."""
 
 
 class Sampler:
@@ -42,7 +31,7 @@ class Sampler:
             model: Decoder, with or without an adapter.
             stop_ids: Ids that end an answer.
             decode: Ids → text.
-            batch_size: Rows of every batch. A batch of another size is another program, whose
+            batch_size: Answers that are written at once. Another number is another program, whose
                 sums may round otherwise.
         """
         if batch_size < 1:
@@ -58,71 +47,83 @@ class Sampler:
         prompts: Sequence[Sequence[int]],
         *,
         max_new_tokens: int,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
+        choice: Choice = GREEDY,
         seed: int = 0,
+        seeds: Sequence[int] | None = None,
+        stops: Sequence[str] = (),
         adapter: bool = True,
+        progress: Callable[[int], None] | None = None,
     ) -> list[Generation]:
         """Answer prompts; the n-th answer belongs to the n-th prompt.
 
         Args:
-            prompts: Token ids of each prompt.
+            prompts: Token ids of each prompt. Equal ones are read once.
             max_new_tokens: Most tokens of an answer; fewer where the model's positions end.
-            temperature: 0 is greedy.
-            top_k: Choose among the k likeliest tokens.
-            top_p: Choose among the likeliest tokens whose probability reaches p.
+            choice: How tokens are chosen.
             seed: With a prompt's place in the list, all that sampling depends on.
+            seeds: A seed for each prompt, which then does not depend on its place.
+            stops: Texts that end an answer; they are left out of it.
             adapter: Whether the adapter takes part.
+            progress: Called with the number of answers that became complete.
 
         Raises:
             UsageError: A prompt is empty or too long, or a setting is out of range.
         """
-        check_settings(max_new_tokens, temperature, top_k, top_p)
+        check_choice(choice, max_new_tokens, stops)
         self._check_prompts(prompts)
-        rule = make_rule(temperature, top_k, top_p)
-        plan = Plan(self._graphdef, rule, adapter, self._slots(max_new_tokens))
-        answers: dict[int, Generation] = {}
-        for rows in batches([len(prompt) for prompt in prompts], self.batch_size):
-            request = self._request(prompts, rows, max_new_tokens, temperature, top_p, seed)
-            results = jax.device_get(answer(plan, self._weights, request))
-            for row, ids_n, logps_n, count in zip(rows, *results, strict=False):
-                answers[row] = self._generation(prompts[row], ids_n[:count], logps_n[:count])
-        return [answers[row] for row in range(len(prompts))]
+        if seeds is not None and len(seeds) != len(prompts):
+            raise UsageError(f"{len(seeds)} seeds were given for {len(prompts)} prompts")
+        writings: dict[int, Writing] = {}
+        for rows in by_bucket([len(prompt) for prompt in prompts]).values():
+            engine = self._engine(prompts[rows[0]], max_new_tokens, choice, adapter)
+            for row in rows:
+                own = (seeds[row], 0) if seeds is not None else (seed, row)
+                job = self._job(prompts[row], max_new_tokens, choice, own, stops)
+                writings[row] = engine.submit(job)
+            for grown in engine.run():
+                if progress is not None:
+                    progress(sum(writing.done for writing in grown))
+        return [self._generation(writings[row]) for row in range(len(prompts))]
 
     def stream(
         self,
         prompt: Sequence[int],
         *,
         max_new_tokens: int,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
+        choice: Choice = GREEDY,
         seed: int = 0,
+        stops: Sequence[str] = (),
         adapter: bool = True,
-    ) -> Iterator[int]:
-        """Yield the ids that ``generate`` gives for a single prompt, each as soon as it is chosen.
-
-        A stop id, if one comes, is the last that is yielded.
-        """
-        check_settings(max_new_tokens, temperature, top_k, top_p)
+    ) -> Iterator[Generation]:
+        """Yield the answer that ``generate`` gives to a single prompt, as it grows."""
+        check_choice(choice, max_new_tokens, stops)
         self._check_prompts([prompt])
-        rule = make_rule(temperature, top_k, top_p)
-        plan = Plan(self._graphdef, rule, adapter, self._slots(max_new_tokens))
-        request = self._request([prompt], [0], max_new_tokens, temperature, top_p, seed)
-        progress = begin(plan, self._weights, request)
-        yield int(progress.last[0])
-        while not progress.done[0]:
-            progress = advance(plan, self._weights, request, progress)
-            yield int(progress.last[0])
+        engine = self._engine(prompt, max_new_tokens, choice, adapter)
+        writing = engine.submit(self._job(prompt, max_new_tokens, choice, (seed, 0), stops))
+        for _ in engine.run(most_steps=1):
+            yield self._generation(writing)
 
     def room(self, prompt: Sequence[int]) -> int:
         """Most tokens of an answer to a prompt: what its ids leave of the model's positions."""
         return self._config.max_positions - len(prompt)
 
-    def _slots(self, max_new_tokens: int) -> int:
-        """Cache slots for an answer: all that may come, but no more than there are positions."""
-        return round_up(min(max_new_tokens, self._config.max_positions - 1))
+    def _engine(
+        self, prompt: Sequence[int], max_new_tokens: int, choice: Choice, adapter: bool
+    ) -> Engine:
+        """Make slots for prompts of a bucket."""
+        room = round_up(min(max_new_tokens, self._config.max_positions - 1))
+        return Engine(
+            Plan(self._graphdef, adapter, Rule.covering(choice)), self._weights, self._config,
+            slots=self.batch_size, room=room, capacity=bucket(len(prompt)) + room,
+            stop_ids=self.stop_ids, decode=self._decode,
+        )  # fmt: skip
+
+    def _job(
+        self, prompt: Sequence[int], max_new_tokens: int, choice: Choice, own: tuple[int, int],
+        stops: Sequence[str],
+    ) -> Job:  # fmt: skip
+        limit = min(max_new_tokens, self.room(prompt))
+        return Job(tuple(prompt), limit, choice, *own, tuple(stops))
 
     def _check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
         """Refuse prompts that leave nothing to do or no room."""
@@ -139,87 +140,22 @@ class Sampler:
                 hint="shorten them",
             )
 
-    def _request(
-        self, prompts: Sequence[Sequence[int]], rows: list[int], max_new_tokens: int,
-        temperature: float, top_p: float | None, seed: int,
-    ) -> Request:  # fmt: skip
-        """Lay the prompts of some rows into a batch; rows at its end may stay empty."""
-        width = bucket(max(len(prompts[row]) for row in rows))
-        ids_bt = np.zeros((self.batch_size, width), np.int32)
-        lengths_b = np.zeros(self.batch_size, np.int32)
-        for place, row in enumerate(rows):
-            lengths_b[place] = len(prompts[row])
-            ids_bt[place, : len(prompts[row])] = prompts[row]
-        rows_b = np.zeros(self.batch_size, np.int32)
-        rows_b[: len(rows)] = rows
-        return Request(
-            ids=ids_bt,
-            lengths=lengths_b,
-            limits=np.minimum(max_new_tokens, self._config.max_positions - lengths_b),
-            keys=row_keys(seed, jnp.asarray(rows_b)),
-            stop_ids=np.asarray(self.stop_ids or (-1,), np.int32),
-            temperature=np.float32(temperature),
-            top_p=np.float32(1.0 if top_p is None else top_p),
-        )
-
-    def _generation(self, prompt: Sequence[int], ids: Any, logps: Any) -> Generation:
-        """Decode one answer."""
-        kept = ids.tolist()
-        stopped = kept[-1] in self.stop_ids
+    def _generation(self, writing: Writing) -> Generation:
+        """Decode one answer as far as it is written."""
+        ids = writing.ids
+        shown = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         return Generation(
-            prompt=self._decode(list(prompt)),
-            text=self._decode(kept[:-1] if stopped else kept),
-            ids=tuple(kept),
-            logps=tuple(logps.tolist()),
-            finish_reason="stop" if stopped else "length",
+            prompt=self._decode(list(writing.job.prompt)),
+            text=self._decode(list(shown))[: writing.text_end],
+            ids=tuple(ids),
+            logps=tuple(writing.logps),
+            finish_reason=writing.ended_by,
         )
 
 
-def batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Group rows by bucket, sort them by length, and cut the groups into batches."""
+def by_bucket(lengths: Sequence[int]) -> dict[int, list[int]]:
+    """Group rows by the bucket of their prompt, and sort them by length."""
     groups: dict[int, list[int]] = {}
     for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
         groups.setdefault(bucket(lengths[row]), []).append(row)
-    return [
-        group[start : start + batch_size]
-        for group in groups.values()
-        for start in range(0, len(group), batch_size)
-    ]
-
-
-def bucket(length: int) -> int:
-    """Round a prompt length up to 64, 128, 256, …; a few programs serve all lengths."""
-    return BUCKET * 2 ** max(0, (-(-length // BUCKET) - 1).bit_length())
-
-
-def round_up(count: int) -> int:
-    """Round up to whole buckets."""
-    return -(-count // BUCKET) * BUCKET
-
-
-def make_rule(temperature: float, top_k: int | None, top_p: float | None) -> Rule:
-    """Turn settings into the static part of the choice; greedy ignores limits."""
-    if temperature == 0:
-        return Rule()
-    return Rule(greedy=False, top_k=top_k, nucleus=top_p is not None and top_p < 1)
-
-
-def check_settings(
-    max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None
-) -> None:
-    """Refuse settings out of range, all at once.
-
-    Raises:
-        UsageError: A setting is out of range.
-    """
-    problems = []
-    if max_new_tokens < 1:
-        problems.append(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-    if not temperature >= 0:
-        problems.append(f"temperature must be at least 0, got {temperature}")
-    if top_k is not None and top_k < 1:
-        problems.append(f"top_k must be at least 1, got {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        problems.append(f"top_p must be above 0 and at most 1, got {top_p}")
-    if problems:
-        raise UsageError("sampling settings are not valid", problems=problems)
+    return groups

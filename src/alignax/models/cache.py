@@ -17,7 +17,8 @@ class KVCache(NamedTuple):
         keys: [l, b, c, k, h] rotated keys.
         values: [l, b, c, k, h].
         positions: [b, c] position of each stored token; -1 where nothing is stored.
-        length: Slots in use, padding included; the next token goes there.
+        length: Slots in use, padding included; the next token goes there. One number for all rows,
+            or [b] numbers.
     """
 
     keys: Any
@@ -38,7 +39,7 @@ def init_cache(config: DecoderConfig, batch: int, capacity: int, dtype: Any) -> 
 
 
 def extend(stored: jax.Array, new: jax.Array, start: Any) -> jax.Array:
-    """Write [b, t, …] into [b, c, …] from slot ``start`` on.
+    """Write [b, t, …] into [b, c, …] from slot ``start`` on, which may be another for each row.
 
     Inside a compiled program the start is not known here, and what does not fit would be written
     over earlier slots: whoever compiles one must allocate enough.
@@ -47,7 +48,12 @@ def extend(stored: jax.Array, new: jax.Array, start: Any) -> jax.Array:
         ValueError: The tokens do not fit.
     """
     slots, known = stored.shape[1], not isinstance(start, Tracer)
-    if (int(start) if known else 0) + new.shape[1] > slots:
-        where = f" from slot {int(start)} on" if known else ""
+    first = int(jnp.max(start)) if known else 0
+    if first + new.shape[1] > slots:
+        where = f" from slot {first} on" if known else ""
         raise ValueError(f"{new.shape[1]} tokens{where} do not fit into a cache of {slots} slots")
-    return jax.lax.dynamic_update_slice_in_dim(stored, new.astype(stored.dtype), start, axis=1)
+    new = new.astype(stored.dtype)
+    if jnp.ndim(start) == 0:
+        return jax.lax.dynamic_update_slice_in_dim(stored, new, start, axis=1)
+    place = jax.vmap(lambda row, part, at: jax.lax.dynamic_update_slice_in_dim(row, part, at, 0))
+    return place(stored, new, start)
