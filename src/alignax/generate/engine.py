@@ -198,8 +198,8 @@ class Engine:
             source=source_s,
             limits=np.asarray([job.limit for job in jobs], np.int32),
             keys=row_keys(
-                np.asarray([job.seed % 2**32 for job in jobs], np.uint32),
-                np.asarray([job.draw for job in jobs], np.uint32),
+                jnp.asarray([job.seed % 2**32 for job in jobs], jnp.uint32),
+                jnp.asarray([job.draw for job in jobs], jnp.uint32),
             ),
             settings=Settings(
                 np.asarray([c.temperature for c in choices], np.float32),
