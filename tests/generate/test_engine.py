@@ -9,8 +9,9 @@ from flax import nnx
 
 from alignax.generate import engine as engine_module
 from alignax.generate.choice import Choice
-from alignax.generate.engine import Engine, Job
+from alignax.generate.engine import Engine
 from alignax.generate.program import Plan
+from alignax.generate.queue import Job
 from alignax.generate.sampler import Sampler
 from alignax.generate.sampling import Rule
 from alignax.generate.stops import StopText, settled
@@ -39,7 +40,7 @@ def engine_of(model):
     """An engine of four slots."""
     graphdef, weights = nnx.split(model)
     return Engine(
-        Plan(graphdef, True, Rule()), weights, model.config, slots=4, room=64, capacity=128,
+        Plan(graphdef, True, Rule()), weights, model.config, dtype=model.dtype, slots=4, room=64, capacity=128,
         stop_ids=(), decode=spell,
     )  # fmt: skip
 

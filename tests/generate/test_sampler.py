@@ -10,7 +10,7 @@ from flax import nnx
 from alignax.errors import UsageError
 from alignax.generate import program
 from alignax.generate.choice import Choice
-from alignax.generate.engine import bucket
+from alignax.generate.queue import bucket
 from alignax.generate.sampler import Sampler, by_bucket
 from alignax.models.cache import extend
 from alignax.models.config import DecoderConfig

@@ -7,8 +7,9 @@ from flax import nnx
 
 from alignax.errors import UsageError
 from alignax.generate.choice import GREEDY, Choice, check_choice
-from alignax.generate.engine import Engine, Job, Writing, bucket, round_up
+from alignax.generate.engine import Engine
 from alignax.generate.program import Plan
+from alignax.generate.queue import Job, Writing, bucket, round_up
 from alignax.generate.sampling import Rule
 from alignax.models.decoder import Decoder
 from alignax.records import Generation
@@ -39,6 +40,7 @@ class Sampler:
         self.stop_ids = tuple(dict.fromkeys(stop_ids))
         self.batch_size = batch_size
         self._config = model.config
+        self._dtype = model.dtype
         self._decode = decode
         self._graphdef, self._weights = nnx.split(model)
 
@@ -114,7 +116,7 @@ class Sampler:
         room = round_up(min(max_new_tokens, self._config.max_positions - 1))
         return Engine(
             Plan(self._graphdef, adapter, Rule.covering(choice)), self._weights, self._config,
-            slots=self.batch_size, room=room, capacity=bucket(len(prompt)) + room,
+            dtype=self._dtype, slots=self.batch_size, room=room, capacity=bucket(len(prompt)) + room,
             stop_ids=self.stop_ids, decode=self._decode,
         )  # fmt: skip
 
