@@ -40,8 +40,8 @@ def engine_of(model):
     """An engine of four slots."""
     graphdef, weights = nnx.split(model)
     return Engine(
-        Plan(graphdef, True, Rule()), weights, model.config, dtype=model.dtype, slots=4, room=64, capacity=128,
-        stop_ids=(), decode=spell,
+        Plan(graphdef, True, Rule()), weights, model.config, dtype=model.dtype, slots=4, room=64,
+        capacity=128, stop_ids=(), decode=spell,
     )  # fmt: skip
 
 

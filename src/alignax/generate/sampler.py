@@ -116,8 +116,8 @@ class Sampler:
         room = round_up(min(max_new_tokens, self._config.max_positions - 1))
         return Engine(
             Plan(self._graphdef, adapter, Rule.covering(choice)), self._weights, self._config,
-            dtype=self._dtype, slots=self.batch_size, room=room, capacity=bucket(len(prompt)) + room,
-            stop_ids=self.stop_ids, decode=self._decode,
+            dtype=self._dtype, slots=self.batch_size, room=room,
+            capacity=bucket(len(prompt)) + room, stop_ids=self.stop_ids, decode=self._decode,
         )  # fmt: skip
 
     def _job(
