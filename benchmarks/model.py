@@ -22,7 +22,7 @@ from alignax.models.weights import LoadedModel, load_model, resolve_model
 
 def cut(loaded: LoadedModel, layers: int) -> LoadedModel:
     """Keep the first layers."""
-    config = dataclasses.replace(loaded.config, layer_count=layers)
+    config = loaded.config.with_layers(layers)
     state = nnx.state(loaded.model)
     kept = jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf[:layers] if path[0].key == "layers" else leaf, state

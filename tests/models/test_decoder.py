@@ -14,8 +14,9 @@ from alignax.models.attention import AttentionSpec
 from alignax.models.cache import init_cache
 from alignax.models.config import DecoderConfig, RopeScaling
 from alignax.models.decoder import REMAT, random_model
-from alignax.models.layers import DropoutKey, LoRAParam, rotary_angles, rotate
+from alignax.models.layers import DropoutKey, LoRAParam
 from alignax.models.lora import LoraSpec, adapted, add_lora
+from alignax.models.rotary import rotary_angles, rotate
 from alignax.shapes import TILE
 from tests.models.rows import shared_prefix_rows
 

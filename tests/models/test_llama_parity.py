@@ -11,7 +11,7 @@ from alignax.models.config import RopeScaling
 from alignax.models.families import FAMILIES
 from alignax.models.families.llama import llama3_divisors
 from alignax.models.gguf import read_gguf
-from alignax.models.layers import scaled_frequencies
+from alignax.models.rotary import scaled_frequencies
 from alignax.models.weights import export_tensors, hf_config, load_model
 from tests.models.tiny_llama import VARIANTS, arrays_of, config_of, write_folder, write_gguf
 
@@ -98,7 +98,7 @@ def test_written_configuration_reads_back(variant):
         ({"num_key_value_heads": 3}, "not a multiple"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"quantization_config": {"bits": 4}}, "quantised folders"),
-        ({"rope_parameters": None, "rope_scaling": {"rope_type": "yarn", "factor": 2}}, "'yarn'"),
+        ({"rope_parameters": None, "rope_scaling": {"rope_type": "su", "factor": 2}}, "'su'"),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "needs factor"),
         ({"rope_parameters": 3}, "must be an object"),
         ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta must be a positive number"),
@@ -147,7 +147,9 @@ def test_divisors_of_llama3_are_those_of_the_decoder():
     plain = 500.0 ** (-np.arange(0, 8, 2) / 8)
     divisors = llama3_divisors(scaling, 500.0, 8)
     np.testing.assert_allclose(
-        scaled_frequencies(jnp.asarray(plain, jnp.float32), scaling), plain / divisors, rtol=1e-5
+        scaled_frequencies(jnp.asarray(plain, jnp.float32), scaling, 500.0),
+        plain / divisors,
+        rtol=1e-5,
     )
     assert divisors[0] == 1
     assert 1 < divisors[2] < 8

@@ -188,10 +188,10 @@ def test_gguf_tensors_are_checked_too(tmp_path):
 
 def test_unusable_gguf_metadata_comes_in_one_error(tmp_path):
     """Mixtures of experts and unknown rotary scalings are refused together."""
-    metadata = [("add_expert_count", 8), ("add_string", "llama.rope.scaling.type", "yarn")]
+    metadata = [("add_expert_count", 8), ("add_string", "llama.rope.scaling.type", "longrope")]
     text = refusal(write_gguf(tmp_path / "model.gguf", metadata=metadata))
     assert "expert_count 8" in text
-    assert "'yarn'" in text
+    assert "'longrope'" in text
 
 
 @pytest.mark.parametrize("path", ["no/such/folder", "", "./nothing", "a.gguf", "owner/name"])

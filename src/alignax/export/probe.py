@@ -89,11 +89,6 @@ class Probe:
         return rows
 
 
-def _head(model: Decoder, hidden_nd: Float[Array, "n d"]) -> Float[Array, "n v"]:
-    """Apply the output head in float32."""
-    return jnp.einsum("nd,vd->nv", hidden_nd, model.head_vd, preferred_element_type=jnp.float32)
-
-
 def _greedy_answers(
     graphdef: Any,
     weights: Any,
@@ -110,7 +105,7 @@ def _greedy_answers(
     hidden_btd, cache = model.decode(ids_bt, positions_bt, cache)
 
     def note(answers_ba: Any, hidden_bd: Any, step: Any, done_b: Any) -> tuple[Any, Any, Any]:
-        last_b = _head(model, hidden_bd).argmax(-1).astype(jnp.int32)
+        last_b = model.logits(hidden_bd).argmax(-1).astype(jnp.int32)
         done_b = done_b | (last_b[:, None] == stops[None]).any(-1)
         return answers_ba.at[:, step].set(last_b), last_b, done_b
 
@@ -135,7 +130,7 @@ def _answer_logits(
     cache = init_cache(model.config, 1, t, model.dtype)
     hidden_btd, _ = model.decode(ids_t[None], jnp.arange(t)[None], cache)
     index_a = jnp.minimum(start + jnp.arange(PROBE_TOKENS), t - 1)
-    return _head(model, hidden_btd[0, index_a])
+    return model.logits(hidden_btd[0, index_a])
 
 
 _greedy = jax.jit(_greedy_answers, static_argnums=0)

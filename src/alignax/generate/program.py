@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from alignax.generate.sampling import Rule, Settings, choose
 from alignax.models.cache import KVCache, init_cache
-from alignax.models.decoder import Decoder
 
 
 class Plan(NamedTuple):
@@ -94,11 +93,6 @@ class Slots(NamedTuple):
     cache: KVCache
 
 
-def head_logits(model: Decoder, hidden_bd: Float[Array, "b d"]) -> Float[Array, "b v"]:
-    """Apply the output head; float32 whatever the model's dtype."""
-    return jnp.einsum("bd,vd->bv", hidden_bd, model.head_vd, preferred_element_type=jnp.float32)
-
-
 def empty_slots(config: Any, rule: Rule, count: int, room: int, capacity: int, dtype: Any) -> Slots:
     """Allocate free slots: ``room`` tokens of answers, ``capacity`` of prompt and answer."""
 
@@ -136,7 +130,7 @@ def _read(plan: Plan, weights: Any, ids_pt: Any, lengths_p: Any) -> Block:
     hidden_ptd, cache = model.decode(ids_pt, positions_pt, cache, adapter=plan.adapter)
     last_p = jnp.maximum(lengths_p - 1, 0)
     hidden_pd = jnp.take_along_axis(hidden_ptd, last_p[:, None, None], axis=1)[:, 0]
-    return Block(head_logits(model, hidden_pd), cache.keys, cache.values, ids_pt, lengths_p)
+    return Block(model.logits(hidden_pd), cache.keys, cache.values, ids_pt, lengths_p)
 
 
 def _enter(plan: Plan, stop_ids: Any, slots: Slots, block: Block, entry: Entry) -> Slots:
@@ -215,7 +209,7 @@ def _advance(plan: Plan, weights: Any, stop_ids: Any, slots: Slots) -> Slots:
     )
     # A finished row writes padding into a place of its own, again and again.
     cache = cache._replace(length=slots.cache.length + ~slots.done)
-    logits_sv = head_logits(model, hidden_s1d[:, 0])
+    logits_sv = model.logits(hidden_s1d[:, 0])
     return _note(plan, stop_ids, slots._replace(cache=cache), logits_sv, ~slots.done)
 
 

@@ -4,9 +4,12 @@
 Parameters (all layers of a kind in one array, so compile time does not grow with depth):
 
     embed.weight                              [v, d]
-    layers.input_norm.scale                   [l, d]
+    layers.input_norm.scale                   [l, d]         before attention
     layers.attention.{q,k,v,o}_proj.kernel    [l, in, out]   (.bias [l, out])
-    layers.post_norm.scale                    [l, d]
+    layers.attention.{q,k}_norm.scale         [l, h or n h]  where ``qk_norm``
+    layers.attention_out_norm.scale           [l, d]         after attention, where ``norms``
+    layers.post_norm.scale                    [l, d]         before the MLP
+    layers.mlp_out_norm.scale                 [l, d]         after the MLP, where ``norms``
     layers.mlp.{gate,up,down}_proj.kernel     [l, in, out]   (.bias [l, out])
     final_norm.scale                          [d]
     lm_head.weight                            [v, d]         absent when tied
@@ -16,6 +19,7 @@ Adapters are ``lora_a`` [l, in, r] and ``lora_b`` [l, r, out] beside a kernel.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,7 +31,8 @@ from jaxtyping import Array, Float, Int
 from alignax.models.attention import BACKENDS, GLOBAL, SAVED, Layout, masked_attention
 from alignax.models.cache import KVCache, extend
 from alignax.models.config import DecoderConfig
-from alignax.models.layers import GatedMLP, Linear, RMSNorm, rotary_angles, rotate, split_key
+from alignax.models.layers import Attention, GatedMLP, RMSNorm, split_key
+from alignax.models.rotary import example_lengths, rotary_tables
 
 
 def _wide_products(primitive: Any, *operands: Any, **parameters: Any) -> bool:
@@ -65,47 +70,22 @@ class Embedding(nnx.Module):
         self.weight = nnx.Param(jnp.zeros((vocab_size, width), dtype))
 
 
-class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions."""
-
-    def __init__(self, config: DecoderConfig, dtype: Any):
-        """Allocate the four projections."""
-
-        def linear(name: str) -> Linear:
-            widths = config.projections[name]
-            return Linear(config.layer_count, *widths, bias=config.attention_bias, dtype=dtype)
-
-        self.q_proj = linear("q_proj")
-        self.k_proj = linear("k_proj")
-        self.v_proj = linear("v_proj")
-        self.o_proj = linear("o_proj")
-        self.head_dim = config.head_dim
-
-    def __call__(
-        self, x: Float[Array, "b t d"], rotary: Any, attend: Callable[..., Any], adapter: bool,
-        key: Any,
-    ) -> tuple[Float[Array, "b t d"], Any]:  # fmt: skip
-        """Project, rotate, ``attend(q, k, v) → (values, memory)``, project."""
-        b, t, _ = x.shape
-        q_key, k_key, v_key, o_key = split_key(key, 4)
-        q = self.q_proj(x, adapter, q_key).reshape(b, t, -1, self.head_dim)
-        k = self.k_proj(x, adapter, k_key).reshape(b, t, -1, self.head_dim)
-        v = self.v_proj(x, adapter, v_key).reshape(b, t, -1, self.head_dim)
-        with jax.named_scope("attention"):
-            values, memory = attend(rotate(q, *rotary), rotate(k, *rotary), v)
-        return self.o_proj(values.reshape(b, t, -1), adapter, o_key), memory
-
-
 class Layers(nnx.Module):
     """All layers; called with the parameters of one of them."""
 
     def __init__(self, config: DecoderConfig, dtype: Any):
         """Allocate the stacked parameters."""
-        shape = (config.layer_count, config.d_model)
-        self.input_norm = RMSNorm(shape, config.norm_eps, dtype)
+
+        def norm(place: str) -> Any:
+            if config.norms not in (place, "both"):
+                return nnx.data(None)
+            return RMSNorm((config.layer_count, config.d_model), config, dtype)
+
+        self.input_norm, self.attention_out_norm = norm("before"), norm("after")
         self.attention = Attention(config, dtype)
-        self.post_norm = RMSNorm(shape, config.norm_eps, dtype)
+        self.post_norm, self.mlp_out_norm = norm("before"), norm("after")
         self.mlp = GatedMLP(config, dtype)
+        self.residual_scale = config.residual_scale
 
     def __call__(
         self, x: Float[Array, "b t d"], rotary: Any, attend: Callable[..., Any], adapter: bool,
@@ -113,9 +93,20 @@ class Layers(nnx.Module):
     ) -> tuple[Float[Array, "b t d"], Any]:  # fmt: skip
         """Apply one layer."""
         attention_key, mlp_key = split_key(key, 2)
-        values, memory = self.attention(self.input_norm(x), rotary, attend, adapter, attention_key)
-        x = x + values
-        return x + self.mlp(self.post_norm(x), adapter, mlp_key), memory
+        inner = _normed(self.input_norm, x)
+        values, memory = self.attention(inner, rotary, attend, adapter, attention_key)
+        x = x + self._scaled(_normed(self.attention_out_norm, values))
+        update = self.mlp(_normed(self.post_norm, x), adapter, mlp_key)
+        return x + self._scaled(_normed(self.mlp_out_norm, update)), memory
+
+    def _scaled(self, update: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        """Scale what is added to the residual stream."""
+        return update if self.residual_scale == 1.0 else update * self.residual_scale
+
+
+def _normed(norm: RMSNorm | None, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+    """Apply a norm where there is one."""
+    return x if norm is None else norm(x)
 
 
 class Decoder(nnx.Module):
@@ -126,7 +117,7 @@ class Decoder(nnx.Module):
         self.config = config
         self.embed = Embedding(config.vocab_size, config.d_model, dtype)
         self.layers = Layers(config, dtype)
-        self.final_norm = RMSNorm((config.d_model,), config.norm_eps, dtype)
+        self.final_norm = RMSNorm((config.d_model,), config, dtype)
         self.lm_head = (
             nnx.data(None)
             if config.tie_embeddings
@@ -137,6 +128,13 @@ class Decoder(nnx.Module):
     def head_vd(self) -> Float[Array, "v d"]:
         """Output embedding; the input embedding itself when tied."""
         return (self.embed if self.lm_head is None else self.lm_head).weight[...]
+
+    def logits(self, hidden_nd: Float[Array, "... d"]) -> Float[Array, "... v"]:
+        """Apply the output head to final hidden states; float32 whatever the model's dtype."""
+        product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+        logits_nv = product("...d,vd->...v", hidden_nd, self.head_vd)
+        cap = self.config.logit_cap
+        return logits_nv if cap is None else cap * jnp.tanh(logits_nv / cap)
 
     @property
     def dtype(self) -> Any:
@@ -156,7 +154,7 @@ class Decoder(nnx.Module):
         remat: str = "none",
         attention: str = "tiled",
     ) -> Float[Array, "b t d"]:
-        """Compute the final, normed hidden states of packed rows.
+        """Compute the final, normed hidden states of packed rows, ready for the head's product.
 
         Args:
             ids_bt: Token ids.
@@ -175,8 +173,9 @@ class Decoder(nnx.Module):
         def attention_of(_: Any, window: Any) -> Callable[..., Any]:
             return lambda q, k, v: (BACKENDS[attention](q, k, v, layout, window, spec), None)
 
-        x, _ = self._scan(ids_bt, positions_bt, attention_of, adapter, dropout_key, remat, None)
-        return self.final_norm(x)
+        places = (positions_bt, example_lengths(self.config, positions_bt, segments_bt))
+        x, _ = self._scan(ids_bt, places, attention_of, adapter, dropout_key, remat, None)
+        return self._finish(x)
 
     def decode(
         self,
@@ -214,46 +213,60 @@ class Decoder(nnx.Module):
             return attend
 
         memory = (cache.keys, cache.values)
-        x, (keys, values) = self._scan(
-            ids_bt, jnp.maximum(positions_bt, 0), remember, adapter, None, "none", memory
-        )
+        lengths_b1 = seen_bc.max(axis=1, keepdims=True) + 1
+        places = (jnp.maximum(positions_bt, 0), lengths_b1)
+        x, (keys, values) = self._scan(ids_bt, places, remember, adapter, None, "none", memory)
         length = cache.length + ids_bt.shape[1]
-        return self.final_norm(x), KVCache(keys, values, seen_bc, length)
+        return self._finish(x), KVCache(keys, values, seen_bc, length)
+
+    def _finish(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        """Apply the last norm, and the divisor of logits, which the head's product then carries."""
+        divisor = self.config.logit_divisor
+        x = self.final_norm(x)
+        return x if divisor == 1.0 else x / divisor
 
     def _scan(
-        self, ids_bt: Any, positions_bt: Any, attend: Callable[[Any, Any], Callable[..., Any]],
-        adapter: bool, dropout_key: Any, remat: str, memory: Any,
+        self, ids_bt: Any, places: tuple[Any, Any],
+        attend: Callable[[Any, Any], Callable[..., Any]], adapter: bool, dropout_key: Any,
+        remat: str, memory: Any,
     ) -> tuple[Any, Any]:  # fmt: skip
         """Scan the layers; ``memory`` has a leading layer axis and comes back updated.
 
+        ``places`` are positions and the lengths of their sequences.
         ``attend(memory of the layer, window of the layer)`` makes what the layer attends by.
         """
         config = self.config
-        windows = None
-        if any(w is not None for w in config.windows):
-            windows = jnp.array([GLOBAL if w is None else w for w in config.windows], jnp.int32)
         x = self.embed.weight[...][ids_bt]
-        rotary = rotary_angles(
-            positions_bt, config.head_dim, config.rope_theta, config.rope_scaling
-        )
+        if config.embedding_scale != 1.0:
+            # Rounded to the dtype of the weights, as those that trained the models did.
+            x = x * jnp.asarray(config.embedding_scale, x.dtype)
+        rotary, tables = rotary_tables(config, *places)
         graphdef, state = nnx.split(self.layers)
 
         def layer(x: Any, xs: Any) -> tuple[Any, Any]:
-            parameters, index, part, window = xs
+            parameters, index, part, window, table = xs
             key = None if dropout_key is None else dropout_key.fold(index)
             attending = attend(part, window)
             if remat == "attention":
                 attending = jax.checkpoint(attending, prevent_cse=False)
-            return nnx.merge(graphdef, parameters)(x, rotary, attending, adapter, key)
+            turn = rotary if table is None else jax.tree.map(lambda each: each[table], rotary)
+            return nnx.merge(graphdef, parameters)(x, turn, attending, adapter, key)
 
         if REMAT[remat] is not None:
             layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False)
         index = jnp.arange(config.layer_count)
-        return jax.lax.scan(layer, x, (state, index, memory, windows))
+        return jax.lax.scan(layer, x, (state, index, memory, _windows(config), tables))
+
+
+def _windows(config: DecoderConfig) -> Any:
+    """How far back each layer sees, [l]; None if no layer has a window."""
+    if not any(config.windows):
+        return None
+    return jnp.array([GLOBAL if w is None else w for w in config.windows], jnp.int32)
 
 
 def random_model(config: DecoderConfig, *, seed: int, dtype: Any = jnp.float32) -> Decoder:
-    """Build a decoder with random weights (normal, deviation 0.02; norms 1, biases 0)."""
+    """Build a decoder with random weights (normal, deviation 0.02; norms' factors 1, biases 0)."""
     model = Decoder(config, dtype=dtype)
     generator = np.random.default_rng(seed)
     for path, leaf in nnx.iter_graph(model):

@@ -213,7 +213,7 @@ def layer_bytes(job: Job, remat: str) -> int:
     config = share(job.config, job.tensor)
     places = job.rows * job.tokens
     slopes = places * (3 * config.mlp_dim + 2 * config.d_model) * job.narrow
-    one = replace(config, layer_count=1, windows=config.windows[:1])
+    one = config.with_layers(1)
     everything, kept = (
         kept_by_tile(one, job.lora, job.dtype, policy) for policy in ("none", remat)
     )

@@ -6,14 +6,17 @@ each block its own slice, so a block's code never sees the axis.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from alignax.models.config import DecoderConfig, RopeScaling
+from alignax.models.config import DecoderConfig
+from alignax.models.rotary import rotate
 
 
 class DropoutKey(NamedTuple):
@@ -95,10 +98,11 @@ def kept_entries(key: Any, shape: tuple[int, ...], rate: float) -> Bool[Array, "
 class RMSNorm(nnx.Module):
     """Root-mean-square norm (Zhang & Sennrich 2019), computed in float32."""
 
-    def __init__(self, shape: tuple[int, ...], eps: float, dtype: Any):
-        """Allocate ones; ``shape`` is [l, d], or [d] outside the layers."""
-        self.scale = nnx.Param(jnp.ones(shape, dtype))
-        self.eps = eps
+    def __init__(self, shape: tuple[int, ...], config: DecoderConfig, dtype: Any):
+        """Start at a factor of one; ``shape`` is [l, d], or [d] outside the layers."""
+        self.scale = nnx.Param(jnp.full(shape, 1.0 - config.norm_offset, dtype))
+        self.eps = config.norm_eps
+        self.offset = config.norm_offset
 
     def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """Normalise the last axis."""
@@ -107,28 +111,84 @@ class RMSNorm(nnx.Module):
         # As a product, because the gradient of a broadcast is a sum over d, which XLA computes
         # twenty times slower on CPUs than the same sum as a product.
         wide = jnp.einsum("...d,...->...d", wide, scale, precision=jax.lax.Precision.HIGHEST)
+        if self.offset:
+            factor = self.scale[...].astype(jnp.float32) + self.offset
+            return (wide * along_last(factor, x)).astype(x.dtype)
         return wide.astype(x.dtype) * along_last(self.scale[...], x)
 
 
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "silu": jax.nn.silu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+}
+"""Value of ``DecoderConfig.activation`` → function."""
+
+
+def projection(config: DecoderConfig, name: str, dtype: Any) -> Linear:
+    """Allocate one of ``DecoderConfig.projections`` in all layers."""
+    widths = config.projections[name]
+    return Linear(config.layer_count, *widths, bias=config.has_bias(name), dtype=dtype)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary positions."""
+
+    def __init__(self, config: DecoderConfig, dtype: Any):
+        """Allocate the four projections, and the norms of queries and keys if there are any."""
+        self.q_proj = projection(config, "q_proj", dtype)
+        self.k_proj = projection(config, "k_proj", dtype)
+        self.v_proj = projection(config, "v_proj", dtype)
+        self.o_proj = projection(config, "o_proj", dtype)
+        self.head_dim = config.head_dim
+        self.qk_norm = config.qk_norm
+        self.q_norm, self.k_norm = (
+            RMSNorm((config.layer_count, width), config, dtype)
+            if config.qk_norm
+            else nnx.data(None)
+            for width in self._normed_widths(config)
+        )
+
+    @staticmethod
+    def _normed_widths(config: DecoderConfig) -> tuple[int, int]:
+        """Entries that the norms of queries and of keys see at one time."""
+        if config.qk_norm == "head":
+            return config.head_dim, config.head_dim
+        return config.head_count * config.head_dim, config.kv_head_count * config.head_dim
+
+    def __call__(
+        self, x: Float[Array, "b t d"], rotary: Any, attend: Callable[..., Any], adapter: bool,
+        key: Any,
+    ) -> tuple[Float[Array, "b t d"], Any]:  # fmt: skip
+        """Project, norm, rotate, ``attend(q, k, v) → (values, memory)``, project."""
+        b, t, _ = x.shape
+        q_key, k_key, v_key, o_key = split_key(key, 4)
+        q, k = self.q_proj(x, adapter, q_key), self.k_proj(x, adapter, k_key)
+        if self.qk_norm == "width":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = (y.reshape(b, t, -1, self.head_dim) for y in (q, k))
+        if self.qk_norm == "head":
+            q, k = self.q_norm(q), self.k_norm(k)
+        v = self.v_proj(x, adapter, v_key).reshape(b, t, -1, self.head_dim)
+        with jax.named_scope("attention"):
+            values, memory = attend(rotate(q, *rotary), rotate(k, *rotary), v)
+        return self.o_proj(values.reshape(b, t, -1), adapter, o_key), memory
+
+
 class GatedMLP(nnx.Module):
-    """``down(silu(gate(x)) · up(x))`` (Shazeer 2020)."""
+    """``down(activation(gate(x)) · up(x))`` (Shazeer 2020)."""
 
     def __init__(self, config: DecoderConfig, dtype: Any):
         """Allocate the three projections."""
-
-        def linear(name: str) -> Linear:
-            return Linear(
-                config.layer_count, *config.projections[name], bias=config.mlp_bias, dtype=dtype
-            )
-
-        self.gate_proj = linear("gate_proj")
-        self.up_proj = linear("up_proj")
-        self.down_proj = linear("down_proj")
+        self.gate_proj = projection(config, "gate_proj", dtype)
+        self.up_proj = projection(config, "up_proj", dtype)
+        self.down_proj = projection(config, "down_proj", dtype)
+        self.activation = config.activation
 
     def __call__(self, x: Float[Array, "b t d"], adapter: bool, key: Any) -> Float[Array, "b t d"]:
         """Apply the MLP."""
         gate_key, up_key, down_key = split_key(key, 3)
-        gate = jax.nn.silu(self.gate_proj(x, adapter, gate_key))
+        gate = ACTIVATIONS[self.activation](self.gate_proj(x, adapter, gate_key))
         return self.down_proj(gate * self.up_proj(x, adapter, up_key), adapter, down_key)
 
 
@@ -137,35 +197,3 @@ def split_key(key: Any, count: int) -> Any:
     if key is None:
         return (None,) * count
     return tuple(DropoutKey(part, key.on) for part in jax.random.split(key.key, count))
-
-
-def rotary_angles(
-    positions_bt: Int[Array, "b t"], head_dim: int, theta: float, scaling: RopeScaling | None
-) -> tuple[Float[Array, "b t e"], Float[Array, "b t e"]]:
-    """Cosines and sines of rotary embedding (Su et al. 2021), float32, one pair of dims each."""
-    inverse = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    if scaling is not None:
-        inverse = scaled_frequencies(inverse, scaling)
-    angles = positions_bt[..., None].astype(jnp.float32) * inverse[None, None]
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def scaled_frequencies(inverse: Float[Array, " e"], scaling: RopeScaling) -> Float[Array, " e"]:
-    """Stretch rotary frequencies for contexts longer than those of pre-training."""
-    if scaling.kind == "linear":
-        return inverse / scaling.factor
-    wavelength = 2 * math.pi / inverse
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    smooth = (scaling.original_positions / wavelength - low) / (high - low)
-    mixed = (1 - smooth) * inverse / scaling.factor + smooth * inverse
-    return jnp.where(smooth <= 0, inverse / scaling.factor, jnp.where(smooth >= 1, inverse, mixed))
-
-
-def rotate(
-    x_btnh: Float[Array, "b t n h"], cos_bte: Float[Array, "b t e"], sin_bte: Float[Array, "b t e"]
-) -> Float[Array, "b t n h"]:
-    """Rotate the two halves of each head against each other."""
-    first, second = jnp.split(x_btnh.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos_bte[:, :, None], sin_bte[:, :, None]
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x_btnh.dtype)

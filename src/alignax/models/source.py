@@ -24,6 +24,10 @@ _ACCEPTED = (
     "a model is named by a Hugging Face folder (config.json, *.safetensors), a .gguf file, "
     "'demo', or a hub id when online"
 )
+_NEW_FAMILY = (
+    "a family is one file in alignax/models/families and a line in its registry; "
+    "CONTRIBUTING.md has the recipe"
+)
 
 
 @runtime_checkable
@@ -136,7 +140,8 @@ def read_config_of(path: Path) -> DecoderConfig:
 def _read_folder(folder: Path) -> Source:
     """Read configuration and tensor headers of a Hugging Face folder."""
     family, config, raw = _folder_config(folder)
-    return Source(family, config, raw, read_generation_config(folder), "hf", open_tensors(folder))
+    tensors = {family.our_name(name): tensor for name, tensor in open_tensors(folder).items()}
+    return Source(family, config, raw, read_generation_config(folder), "hf", tensors)
 
 
 def _folder_config(folder: Path) -> tuple[Family, DecoderConfig, dict[str, Any]]:
@@ -150,8 +155,10 @@ def _folder_config(folder: Path) -> tuple[Family, DecoderConfig, dict[str, Any]]
         known = ", ".join(name for f in FAMILIES.values() for name in f.architectures)
         raise ModelError(
             f"{folder / 'config.json'} names model_type {kind!r}, architectures {classes}; "
-            f"supported are: {known}"
+            f"supported are: {known}",
+            hint=_NEW_FAMILY,
         )
+    raw = family.text_part(raw)
     problems: list[str] = []
     config = family.from_hf(raw, problems)
     if config is None:
@@ -162,12 +169,13 @@ def _folder_config(folder: Path) -> tuple[Family, DecoderConfig, dict[str, Any]]
 def _read_gguf(path: Path) -> Source:
     """Read metadata and tensor headers of a GGUF file."""
     file = read_gguf(path)
-    families = {family.gguf_architecture: family for family in FAMILIES.values()}
+    families = {f.gguf_architecture: f for f in FAMILIES.values() if f.gguf_architecture}
     family = families.get(file.architecture)
     if family is None:
         raise ModelError(
             f"GGUF file {path} is of architecture {file.architecture!r}; "
-            f"supported are: {', '.join(families)}"
+            f"supported are: {', '.join(families)}",
+            hint=_NEW_FAMILY,
         )
     problems: list[str] = []
     config = family.from_gguf(file, problems)

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,10 +118,16 @@ def export_tensors(model: Decoder) -> dict[str, np.ndarray]:
     tensors: dict[str, np.ndarray] = {}
     for name in FAMILIES[config.family].tensor_names(config):
         values = np.asarray(jax.device_get(parameters[name.param].get_value()))
-        parts = values if name.stacked else values[None]
-        for layer, part in enumerate(parts):
-            stored = part.T if name.transposed else part
-            tensors[name.hf.format(l=layer)] = np.ascontiguousarray(stored)
+        files = _names(name, name.hf, config)
+        for file_name, part in zip(files, _parts(values, name.hf), strict=True):
+            stored = part.swapaxes(-1, -2) if name.transposed else part
+            if name.rows is None:
+                tensors[file_name] = np.ascontiguousarray(stored)
+                continue
+            first, end, total = name.rows
+            shape = (total, *stored.shape[1:])
+            whole = tensors.setdefault(file_name, np.empty(shape, stored.dtype))
+            whole[first:end] = stored
     return tensors
 
 
@@ -145,9 +152,13 @@ def _check_tensors(
     expected: dict[str, tuple[int, ...]] = {}
     for name in names:
         shape = parameters[name.param].get_value().shape
-        shape = shape[1:] if name.stacked else shape
-        for file_name in _file_names(name, source):
-            expected[file_name] = shape[::-1] if name.transposed else shape
+        pattern = _pattern(name, source)
+        shape = shape[("{l}" in pattern) + ("{e}" in pattern) :]
+        if name.transposed:
+            shape = (*shape[:-2], shape[-1], shape[-2])
+        if name.rows is not None:
+            shape = (name.rows[2], *shape[1:])
+        expected |= dict.fromkeys(_names(name, pattern, source.config), shape)
     problems = [f"missing: {name}" for name in sorted(expected.keys() - source.tensors.keys())]
     for name, tensor in sorted(source.tensors.items()):
         if name not in expected:
@@ -181,12 +192,24 @@ def _unexpected(name: str, source: Source) -> list[str]:
     return [f"unexpected: {name} {list(tensor.shape)}"]
 
 
-def _file_names(name: TensorName, source: Source) -> list[str]:
-    """The names of one parameter's parts in the files, in the order of layers."""
-    pattern = name.hf if source.kind == "hf" else name.gguf
+def _pattern(name: TensorName, source: Source) -> str:
+    """The name of one parameter in the files."""
+    return name.hf if source.kind == "hf" else name.gguf
+
+
+def _names(name: TensorName, pattern: str, config: DecoderConfig) -> list[str]:
+    """The names of one parameter's parts in the files, in the order of layers and experts."""
     if not name.stacked:
         return [pattern]
-    return [pattern.format(l=layer) for layer in range(source.config.layer_count)]
+    experts = config.experts.count if config.experts is not None and "{e}" in pattern else 1
+    places = product(range(config.layer_count), range(experts))
+    return [pattern.format(l=layer, e=expert) for layer, expert in places]
+
+
+def _parts(values: np.ndarray, pattern: str) -> np.ndarray:
+    """View a parameter as a row of those parts."""
+    axes = ("{l}" in pattern) + ("{e}" in pattern)
+    return values.reshape(-1, *values.shape[axes:]) if axes else values[None]
 
 
 def _fill(
@@ -194,19 +217,24 @@ def _fill(
 ) -> np.ndarray:
     """Read the parts of one parameter into an array of its size; note their hashes."""
     target = np.empty(like.shape, like.dtype)
-    parts: Any = target if name.stacked else target[None]
-    config = source.config
-    for part, file_name in zip(parts, _file_names(name, source), strict=True):
+    config, pattern = source.config, _pattern(name, source)
+    parts = _parts(target, pattern)
+    for part, file_name in zip(parts, _names(name, pattern, config), strict=True):
         tensor = source.tensors[file_name]
         values, stored = tensor.load()
-        head = json.dumps([file_name, tensor.kind, list(tensor.shape)]).encode()
-        digest = hashlib.sha256(head)
-        digest.update(stored.data)
-        digests[file_name] = digest.digest()
+        if file_name not in digests:
+            head = json.dumps([file_name, tensor.kind, list(tensor.shape)]).encode()
+            digest = hashlib.sha256(head)
+            digest.update(stored.data)
+            digests[file_name] = digest.digest()
+        if name.rows is not None:
+            values = values[slice(*name.rows[:2])]
+        if name.gguf_shift and source.kind == "gguf":
+            values = values - np.float32(name.gguf_shift)
         if name.rotary_heads and source.kind == "gguf":
             heads = config.head_count if name.rotary_heads == "query" else config.kv_head_count
             values = unpermute_rotary(values, heads)
-        part[...] = values.T if name.transposed else values
+        part[...] = values.swapaxes(-1, -2) if name.transposed else values
     return target
 
 

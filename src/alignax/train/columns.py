@@ -87,7 +87,11 @@ def answer_columns(
                 columns[side] = per_answer(values_ba, batch, network.answers)[0]
     if "squares" in names:
         squares_ba = token_squares(
-            policy.hidden, policy.head, batch.answer_count, chunk=network.chunk
+            policy.hidden,
+            policy.head,
+            batch.answer_count,
+            softcap=network.logit_cap,
+            chunk=network.chunk,
         )
         columns["squares"] = per_answer(squares_ba, batch, network.answers)[0]
     if reference is None:
@@ -116,6 +120,7 @@ def answer_kl(
         reference.head,
         batch.answer_count,
         forward=forward,
+        softcap=network.logit_cap,
         chunk=network.chunk,
     )
     return per_answer(kl_ba, batch, network.answers)[0]

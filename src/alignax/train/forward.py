@@ -56,6 +56,7 @@ class Network:
         answers: Answers of one example: 2 for pairs, 1 for SFT.
         attention: Key of ``models.attention.BACKENDS``.
         chunk: Answer places of a row whose logits exist at one time.
+        logit_cap: Of ``DecoderConfig``.
     """
 
     graphdef: nnx.GraphDef
@@ -65,6 +66,7 @@ class Network:
     answers: int = 2
     attention: str = "tiled"
     chunk: int = 256
+    logit_cap: float | None = None
 
     def join(self, trainable: Any, frozen: Any) -> Weights:
         """Put trained and frozen arrays back into their places."""
@@ -90,7 +92,10 @@ def split_model(
 ) -> tuple[Network, Weights]:
     """Take a decoder apart into its static half and its arrays."""
     graphdef, base, adapter = nnx.split(model, nnx.Param, LoRAParam)
-    return Network(graphdef, trains, compute_dtype, remat, answers), Weights(base, adapter)
+    network = Network(
+        graphdef, trains, compute_dtype, remat, answers, logit_cap=model.config.logit_cap
+    )
+    return network, Weights(base, adapter)
 
 
 def answer_logps(
@@ -136,6 +141,7 @@ def answer_logps(
             head_vd,
             batch.answer_target,
             batch.answer_count,
+            softcap=network.logit_cap,
             train_head=train_head,
             chunk=network.chunk,
         )

@@ -2,14 +2,13 @@
 """What a model family is: ways to read its configuration, and a table of tensor names."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from alignax.models.config import DecoderConfig
+from alignax.models.families.fields import Fields
+from alignax.models.families.metadata import Metadata
 from alignax.models.gguf import GGUFFile
-
-Config = Mapping[str, Any]
-"""Content of a ``config.json``."""
 
 
 @dataclass(frozen=True)
@@ -18,10 +17,12 @@ class TensorName:
 
     Attributes:
         param: Dotted path in the decoder; tensors of all layers are stacked under one path.
-        hf: Name in safetensors files.
-        gguf: Name in GGUF files.
+        hf: Name in safetensors files; ``{e}`` stands for the expert.
+        gguf: Name in GGUF files, which hold all experts of a layer in one tensor.
         transposed: Files store (out, in), the decoder (in, out).
         rotary_heads: GGUF files interleave the rows of these heads.
+        rows: (first, end, all) rows of a tensor in the file that holds several of ours.
+        gguf_shift: GGUF files hold the value plus this.
     """
 
     param: str
@@ -29,6 +30,8 @@ class TensorName:
     gguf: str
     transposed: bool = False
     rotary_heads: Literal["query", "key"] | None = None
+    rows: tuple[int, int, int] | None = None
+    gguf_shift: float = 0.0
 
     @property
     def stacked(self) -> bool:
@@ -44,42 +47,62 @@ class Family:
         name: Key of ``FAMILIES``.
         model_types: Values of ``model_type`` in ``config.json``.
         architectures: Values of ``architectures`` in ``config.json``.
-        gguf_architecture: Value of ``general.architecture`` in GGUF files.
-        from_hf: ``config.json`` → decoder configuration; adds what is wrong to the given list.
-        from_gguf: The same for a GGUF file.
+        read: ``config.json`` → decoder configuration; adds what is wrong to ``Fields.problems``.
         to_hf: Decoder configuration → ``config.json``.
         tensor_names: Tensors of a decoder of this configuration.
+        understands: Keys of ``fields.FEATURES`` that ``read`` reads; all others are refused where
+            they change the computation.
+        defaults: What a key means that ``config.json`` leaves out.
+        gguf_architecture: Value of ``general.architecture`` in GGUF files; None: not read.
+        read_gguf: As ``read``, for a GGUF file.
         ignored: Patterns (regular expressions) of names in files that hold no weights of ours.
+        inner: Key of ``config.json`` under which a multimodal folder has its text part.
+        renamed: (prefix in files, ours), for tensors of such a folder.
     """
 
     name: str
     model_types: tuple[str, ...]
     architectures: tuple[str, ...]
-    gguf_architecture: str
-    from_hf: Callable[[Config, list[str]], DecoderConfig | None]
-    from_gguf: Callable[[GGUFFile, list[str]], DecoderConfig | None]
+    read: Callable[[Fields], DecoderConfig]
     to_hf: Callable[[DecoderConfig], dict[str, Any]]
     tensor_names: Callable[[DecoderConfig], list[TensorName]]
+    understands: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    gguf_architecture: str | None = None
+    read_gguf: Callable[[Metadata], DecoderConfig] | None = None
     ignored: tuple[str, ...] = ()
+    inner: str | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
 
+    def from_hf(self, config: Mapping[str, Any], problems: list[str]) -> DecoderConfig | None:
+        """Read a ``config.json``; None when problems were found, which are added to the list."""
+        fields = Fields(dict(self.defaults) | dict(config), [])
+        fields.refuse_features(self.understands)
+        decoder = self.read(fields)
+        problems += fields.problems
+        return None if fields.problems else decoder
 
-def read_size(config: Config, key: str, problems: list[str], *, default: int | None = None) -> int:
-    """Read a positive whole number; 0 and a problem otherwise."""
-    value = config.get(key)
-    if value is None:
-        value = default
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    problems.append(f"{key} must be a positive whole number, got {value!r}")
-    return 0
+    def from_gguf(self, file: GGUFFile, problems: list[str]) -> DecoderConfig | None:
+        """Read the metadata of a GGUF file; None when problems were found."""
+        assert self.read_gguf is not None
+        assert self.gguf_architecture is not None
+        metadata = Metadata(file, self.gguf_architecture, [])
+        decoder = self.read_gguf(metadata)
+        problems += metadata.problems
+        return None if metadata.problems else decoder
 
+    def text_part(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """``config.json`` of the language model alone, with the token ids of the whole."""
+        if self.inner is None or self.inner not in config:
+            return dict(config)
+        kept = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype")
+        outer = {key: config[key] for key in kept if config.get(key) is not None}
+        classes = {"architectures": [self.architectures[0]], "model_type": self.model_types[0]}
+        return outer | dict(config[self.inner]) | outer | classes
 
-def read_number(config: Config, key: str, default: float, problems: list[str]) -> float:
-    """Read a positive number; the default and a problem otherwise."""
-    value = config.get(key)
-    if value is None:
-        return default
-    if isinstance(value, int | float) and value > 0:
-        return float(value)
-    problems.append(f"{key} must be a positive number, got {value!r}")
-    return default
+    def our_name(self, name: str) -> str:
+        """Name of a tensor without the prefix that multimodal folders give it."""
+        for prefix, ours in self.renamed:
+            if name.startswith(prefix):
+                return ours + name.removeprefix(prefix)
+        return name
