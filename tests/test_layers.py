@@ -17,9 +17,10 @@ MAY_IMPORT = {
     "judge": BASE | {"models", "metrics"},
     "evaluate": BASE | {"generate", "judge", "train", "losses", "models", "metrics"},
     "report": BASE | {"metrics"},
+    "serve": BASE | {"generate"},
     "cli": BASE | {
         "data", "models", "losses", "metrics", "train", "generate", "export", "judge", "evaluate",
-        "report",
+        "report", "serve",
     },
 }  # fmt: skip
 

@@ -25,6 +25,7 @@ VERBS = {
     "data": "audit rows (check) or look at them as tokens (show)",
     "generate": "answer prompts from a file or from flags",
     "chat": "talk to a model in the terminal",
+    "serve": "answer over HTTP as OpenAI's endpoints do",
     "evaluate": "measure a model on held-out rows",
     "export": "write a run's adapter and merged model, and check them",
     "report": "write a run's report anew",

@@ -88,17 +88,20 @@ class Engine:
             most_steps: Tokens of a burst; None: as many as can be written without a look.
         """
         while self.busy:
-            self._fill()
-            looking = LOOK if self._stop_texts else np.iinfo(np.int32).max
-            steps = min(looking, most_steps or looking)
-            free = sum(owner is None for owner in self._owners)
-            wanted = free + self._at_once if self._queue else len(self._owners) + 1
-            if any(owner is not None and not owner.done for owner in self._owners):
-                self._slots = write(
-                    self._plan, self._weights, self._stop_array, self._slots,
-                    np.int32(steps), np.int32(wanted),
-                )  # fmt: skip
-            yield self._harvest()
+            yield self.burst(most_steps)
+
+    def burst(self, most_steps: int | None = None) -> list[Writing]:
+        """Fill free slots, write some tokens, and tell which answers grew."""
+        self._fill()
+        looking = LOOK if self._stop_texts else np.iinfo(np.int32).max
+        steps = min(looking, most_steps or looking)
+        free = sum(owner is None for owner in self._owners)
+        wanted = free + self._at_once if self._queue else len(self._owners) + 1
+        self._slots = write(
+            self._plan, self._weights, self._stop_array, self._slots,
+            np.int32(steps), np.int32(wanted),
+        )  # fmt: skip
+        return self._harvest()
 
     def _fill(self) -> None:
         """Give free slots to waiting prompts."""

@@ -109,15 +109,30 @@ class Sampler:
         """Most tokens of an answer to a prompt: what its ids leave of the model's positions."""
         return self._config.max_positions - len(prompt)
 
+    @property
+    def positions(self) -> int:
+        """Most tokens of a prompt and its answer."""
+        return self._config.max_positions
+
+    def serving(self, length: int, *, adapter: bool = True) -> Engine:
+        """Make slots for prompts with answers of up to ``length`` tokens, chosen in any way."""
+        capacity = bucket(length)
+        rule = Rule(greedy=False, limits=True, penalty=True)
+        return self._slots(rule, adapter, room=capacity, capacity=capacity)
+
     def _engine(
         self, prompt: Sequence[int], max_new_tokens: int, choice: Choice, adapter: bool
     ) -> Engine:
         """Make slots for prompts of a bucket."""
         room = round_up(min(max_new_tokens, self._config.max_positions - 1))
+        rule = Rule.covering(choice)
+        return self._slots(rule, adapter, room=room, capacity=bucket(len(prompt)) + room)
+
+    def _slots(self, rule: Rule, adapter: bool, *, room: int, capacity: int) -> Engine:
         return Engine(
-            Plan(self._graphdef, adapter, Rule.covering(choice)), self._weights, self._config,
-            dtype=self._dtype, slots=self.batch_size, room=room,
-            capacity=bucket(len(prompt)) + room, stop_ids=self.stop_ids, decode=self._decode,
+            Plan(self._graphdef, adapter, rule), self._weights, self._config,
+            dtype=self._dtype, slots=self.batch_size, room=room, capacity=capacity,
+            stop_ids=self.stop_ids, decode=self._decode,
         )  # fmt: skip
 
     def _job(
