@@ -72,7 +72,7 @@ class Sampler:
             UsageError: A prompt is empty or too long, or a setting is out of range.
         """
         check_choice(choice, max_new_tokens, stops)
-        self._check_prompts(prompts)
+        check_prompts(prompts, self.positions)
         if seeds is not None and len(seeds) != len(prompts):
             raise UsageError(f"{len(seeds)} seeds were given for {len(prompts)} prompts")
         writings: dict[int, Writing] = {}
@@ -99,7 +99,7 @@ class Sampler:
     ) -> Iterator[Generation]:
         """Yield the answer that ``generate`` gives to a single prompt, as it grows."""
         check_choice(choice, max_new_tokens, stops)
-        self._check_prompts([prompt])
+        check_prompts([prompt], self.positions)
         engine = self._engine(prompt, max_new_tokens, choice, adapter)
         writing = engine.submit(self._job(prompt, max_new_tokens, choice, (seed, 0), stops))
         for _ in engine.run(most_steps=1):
@@ -142,21 +142,6 @@ class Sampler:
         limit = min(max_new_tokens, self.room(prompt))
         return Job(tuple(prompt), limit, choice, *own, tuple(stops))
 
-    def _check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Refuse prompts that leave nothing to do or no room."""
-        most = self._config.max_positions - 1
-        problems = [
-            f"prompt {row} has {len(prompt)} tokens, must have 1 to {most}"
-            for row, prompt in enumerate(prompts)
-            if not 1 <= len(prompt) <= most
-        ]
-        if problems:
-            raise UsageError(
-                f"prompts are empty or too long for the model's {most + 1} positions",
-                problems=problems,
-                hint="shorten them",
-            )
-
     def _generation(self, writing: Writing) -> Generation:
         """Decode one answer as far as it is written."""
         ids = writing.ids
@@ -176,3 +161,22 @@ def by_bucket(lengths: Sequence[int]) -> dict[int, list[int]]:
     for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
         groups.setdefault(bucket(lengths[row]), []).append(row)
     return groups
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], positions: int) -> None:
+    """Refuse prompts that leave nothing to do or no room.
+
+    Raises:
+        UsageError: Naming all of them.
+    """
+    problems = [
+        f"prompt {row} has {len(prompt)} tokens, must have 1 to {positions - 1}"
+        for row, prompt in enumerate(prompts)
+        if not 1 <= len(prompt) < positions
+    ]
+    if problems:
+        raise UsageError(
+            f"prompts are empty or too long for the model's {positions} positions",
+            problems=problems,
+            hint="shorten them",
+        )
