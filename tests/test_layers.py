@@ -6,10 +6,10 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "alignax"
 
-BASE = {"records", "errors", "shapes", "recipe", "sections", "files", "__version__"}
+BASE = {"records", "errors", "shapes", "recipe", "sections", "files", "reasons", "__version__"}
 MAY_IMPORT = {
-    "records": set(), "errors": set(), "shapes": set(), "sections": set(),
-    "recipe": {"errors", "sections"}, "files": {"errors"},
+    "records": set(), "errors": set(), "shapes": set(), "sections": set(), "reasons": set(),
+    "recipe": {"errors", "sections", "reasons"}, "files": {"errors"},
     "data": BASE, "models": BASE, "losses": BASE, "metrics": BASE,
     "train": BASE | {"models", "losses", "metrics"},
     "generate": BASE | {"models"},

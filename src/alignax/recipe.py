@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from alignax.errors import UsageError
+from alignax.reasons import parse_filters
 from alignax.sections import LossSection, ReferenceSection, Section
 
 
@@ -78,9 +79,26 @@ class DataSection(Section):
     max_bad_share: float = Field(
         default=0.5, gt=0, le=1, description="refuse to run when more than this share is dropped"
     )
+    filters: dict[str, Any] = Field(
+        default={},
+        description="REASON=keep|warn|drop|fail and numbers such as margin_min=1; see docs/data.md",
+    )
+    columns: dict[str, str] = Field(
+        default={}, description="our column=theirs, as in prompt=question,chosen=best"
+    )
+    pairing: Literal["best-worst", "adjacent", "all"] = Field(
+        default="best-worst", description="which pairs are made of several ranked answers"
+    )
     cache: str | None = Field(
         default=None, description="token cache folder; default: user cache folder"
     )
+
+    @field_validator("filters")
+    @classmethod
+    def _known_filters(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Refuse filters that nobody knows."""
+        parse_filters(given)
+        return given
 
 
 class LoraSection(Section):
@@ -218,6 +236,10 @@ ALIASES = {
 """Short flags and recipe keys."""
 
 
+MAPPINGS = ("data.filters", "data.columns")
+"""Settings that are themselves names with values."""
+
+
 def known_keys(section: type[BaseModel] = Recipe, prefix: str = "") -> dict[str, Any]:
     """List every dotted leaf key with its pydantic field."""
     keys: dict[str, Any] = {}
@@ -245,7 +267,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and key not in MAPPINGS:
             flat |= flatten(value, f"{key}.")
         else:
             flat[ALIASES.get(key, key)] = value

@@ -24,7 +24,8 @@ class PreferencePair:
     """One prompt with a preferred and a dispreferred answer.
 
     ``prompt``, ``chosen`` and ``rejected`` are all plain text or all chat turns. ``system`` is what
-    a row of plain text would say in a system turn; turns hold their own.
+    a row of plain text would say in a system turn; turns hold their own. ``images`` are references
+    (paths, addresses, hashes of embedded ones), in order.
     """
 
     row_id: str
@@ -36,6 +37,7 @@ class PreferencePair:
     rejected_score: float | None = None
     place: str = ""
     system: str = ""
+    images: tuple[str, ...] = ()
 
     @property
     def answers(self) -> tuple[Text, Text]:
@@ -53,6 +55,7 @@ class Conversation:
     tools: tuple[Mapping[str, Any], ...] = ()
     place: str = ""
     system: str = ""
+    images: tuple[str, ...] = ()
 
     @property
     def answers(self) -> tuple[Text]:

@@ -148,8 +148,8 @@ def test_check_shows_the_audit_before_it_refuses(tiny, bad, capsys):
     with pytest.raises(AlignaxError, match="every row is unusable"):
         alignax("data", "check", *words)
     report = json.loads(capsys.readouterr().out)
-    assert report["dropped"]["identical"]["count"] == 8
-    assert len(report["dropped"]["identical"]["rows"]) == 8
+    assert report["dropped"]["identical_pair"]["count"] == 8
+    assert len(report["dropped"]["identical_pair"]["rows"]) == 8
 
 
 def test_score_refuses_a_file_without_any_usable_row(tiny, bad, tmp_path):
@@ -157,7 +157,7 @@ def test_score_refuses_a_file_without_any_usable_row(tiny, bad, tmp_path):
     words = ("--model", tiny / "model", "--data", bad / "same.jsonl", "--output", out)
     with pytest.raises(AlignaxError, match="every row is unusable") as caught:
         alignax("score", *words)
-    assert "identical: 8 rows" in str(caught.value)
+    assert "identical_pair: 8 rows" in str(caught.value)
     assert not out.exists()
 
 

@@ -152,7 +152,7 @@ def test_score_equals_a_plain_computation(tiny, tmp_path, capsys):
     assert (totals["rows"], totals["scored"], totals["dropped"]) == (6, 5, 1)
     lines = read_lines(out)
     assert [line["place"].rpartition(":")[2] for line in lines] == list("123456")
-    assert lines[2]["dropped"] == "identical"
+    assert lines[2]["dropped"] == "identical_pair"
     assert len({line["id"] for line in lines}) == 6
     for line, expected in zip(lines, plain_scores(tiny / "model", rows), strict=True):
         if "dropped" in line:

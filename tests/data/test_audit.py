@@ -42,7 +42,12 @@ def test_duplicates_contradictions_ties_and_disagreeing_scores(tmp_path):
     ]
     report = audit(tmp_path, [pair(1), pair(1), swapped, pair(2), *scored])
     counts = {name: found["count"] for name, found in report.duplicates.items()}
-    assert counts == {"duplicate": 1, "contradictory": 1, "tie": 1, "score_disagrees": 1}
+    assert counts == {
+        "exact_duplicate": 1,
+        "contradiction": 1,
+        "score_tie": 1,
+        "score_label_disagree": 1,
+    }
     assert report.unused_columns == []
     text = " ".join(report.warnings)
     for words in ("repeat an earlier", "labels swapped", "equal scores", "higher score"):

@@ -47,9 +47,9 @@ def test_an_answer_ends_with_exactly_one_stop_token(answer, written, closed):
     [
         ([7, 2, 8], 0, "stop_token_inside"),
         ([7, 3, 8, 3, 10], 1, "stop_token_inside"),
-        ([2], 0, "empty_side"),
-        ([], 0, "empty_side"),
-        ([3, 10], 1, "empty_side"),
+        ([2], 0, "empty_answer"),
+        ([], 0, "empty_answer"),
+        ([3, 10], 1, "empty_answer"),
     ],
 )
 def test_answers_that_cannot_be_closed(answer, written, reason):

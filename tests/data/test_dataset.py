@@ -143,7 +143,7 @@ def test_every_row_unusable(tmp_path):
     file.write_text('{"prompt": "q", "chosen": "a", "rejected": "a"}\n')
     with pytest.raises(DataError, match="every row is unusable") as caught:
         build(str(file), tmp_path / "c", max_bad_share=1.0)
-    assert "identical: 1 rows" in str(caught.value)
+    assert "identical_pair: 1 rows" in str(caught.value)
     assert "a.jsonl:1" in str(caught.value)
 
 

@@ -91,7 +91,7 @@ def test_llama3_writes_its_bos_and_trims_answers():
         ("yes<|eom|>", "yes<|eot|>"),
         ("yes<|eot|>more", "stop_token_inside"),
         ("a<|text_end|>b", "stop_token_inside"),
-        ("<|eot|>", "empty_side"),
+        ("<|eot|>", "empty_chosen"),
         ("say <|begin|>", "second_bos"),
     ],
 )
@@ -104,7 +104,7 @@ def test_llama3_special_tokens_spelled_in_an_answer(said, result):
 
 def test_pairs_that_a_template_makes_equal_are_identical():
     enc, _ = llama3(whitespace_pairs="keep")
-    assert enc.encode(example(pair("yes", "yes\n"))).reason == "identical"
+    assert enc.encode(example(pair("yes", "yes\n"))).reason == "identical_pair"
 
 
 def test_llama3_plain_text_has_the_tokenizers_bos_and_one_end():

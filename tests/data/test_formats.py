@@ -142,7 +142,7 @@ def test_spellings_of_one_pair(row, prompt):
         ("The cat sat", "The cat ran", ("The cat", " sat", " ran")),
         ("The cat sat", "The cat said", ("The cat", " sat", " said")),
         ("Yes it is", "Yes  no", ("Yes", " it is", "  no")),
-        ("same", "same", "identical"),
+        ("same", "same", "identical_pair"),
         ("The cat", "The cat sat", "prefix_pair"),
         ("ab", "ac", "no_prompt"),
     ],
@@ -160,12 +160,16 @@ def test_implicit_prompt_of_plain_text(chosen, rejected, result):
 @pytest.mark.parametrize(
     ("chosen", "rejected", "reason"),
     [
-        ("\n\nHuman: q\n\nAssistant: a", "\n\nHuman: r\n\nAssistant: b", "transcripts_disagree"),
-        ("\n\nHuman: q\n\nAssistant: a\n\nHuman: x", "\n\nHuman: q\n\nAssistant: b", "role"),
+        ("\n\nHuman: q\n\nAssistant: a", "\n\nHuman: r\n\nAssistant: b", "prompt_differs"),
+        (
+            "\n\nHuman: q\n\nAssistant: a\n\nHuman: x",
+            "\n\nHuman: q\n\nAssistant: b",
+            "roles_not_alternating",
+        ),
         ("\n\nAssistant: a", "\n\nAssistant: b", "no_prompt"),
         ("no speaker", "\n\nHuman: q\n\nAssistant: b", "no_transcript"),
-        ("", "\n\nHuman: q\n\nAssistant: b", "empty_side"),
-        (None, "\n\nHuman: q\n\nAssistant: b", "null"),
+        ("", "\n\nHuman: q\n\nAssistant: b", "empty_chosen"),
+        (None, "\n\nHuman: q\n\nAssistant: b", "null_field"),
     ],
 )
 def test_transcripts_that_are_no_pair(chosen, rejected, reason):
@@ -178,7 +182,7 @@ def test_c7_dialogues_split_at_the_first_differing_assistant_turn():
     good = {"chosen": [*shared, assistant("A2")], "rejected": [*shared, assistant("B2")]}
     assert read(good).prompt == tuple(shared)
     same = read({**good, "rejected": good["chosen"]})
-    assert same.reason == "identical"
+    assert same.reason == "identical_pair"
     longer = read({**good, "rejected": [*good["chosen"], user("U3"), assistant("A3")]})
     assert longer.reason == "prefix_pair"
     early = read({**good, "rejected": [user("U1"), assistant("B1"), user("U2"), assistant("B2")]})
@@ -204,10 +208,10 @@ SEEN = {"role": "tool", "content": "7"}
          [assistant("B1"), user("V2"), assistant("B2")], (1, 3, 3)),
         ([assistant("A1"), user("U2"), assistant("A2")], [assistant("A1")], "prefix_pair"),
         ([assistant("A1"), user("U2"), assistant("A2")],
-         [assistant("A1"), user("V2"), assistant("B2")], "transcripts_disagree"),
-        ([assistant("A1"), user("U2")], [assistant("B1")], "role"),
-        ([user("A1"), assistant("A2")], [assistant("B1")], "role"),
-        ([assistant("A1"), SYSTEM, assistant("A2")], [assistant("B1")], "role"),
+         [assistant("A1"), user("V2"), assistant("B2")], "prompt_differs"),
+        ([assistant("A1"), user("U2")], [assistant("B1")], "roles_not_alternating"),
+        ([user("A1"), assistant("A2")], [assistant("B1")], "roles_not_alternating"),
+        ([assistant("A1"), SYSTEM, assistant("A2")], [assistant("B1")], "roles_not_alternating"),
     ],
 )  # fmt: skip
 def test_answers_of_several_turns_after_an_explicit_prompt(chosen, rejected, result):
@@ -306,7 +310,7 @@ def test_a_misspelt_side_beside_a_question_is_no_known_format(side):
 
 def test_right_columns_with_wrong_values_are_judged_row_by_row():
     row = {"prompt": None, "chosen": None, "rejected": None}
-    assert read(row).reason == "null"
+    assert read(row).reason == "null_field"
 
 
 def test_images_are_refused_by_name():
@@ -314,4 +318,6 @@ def test_images_are_refused_by_name():
     with pytest.raises(DataError, match="images"):
         detect("auto", [row], kind="pair", source="x")
     part = {"role": "user", "content": [{"type": "image_url", "image_url": "a.png"}]}
-    assert read({**GOOD["trl"], "prompt": [part]}).reason == "not_text"
+    assert read({**GOOD["trl"], "prompt": [part]}).images == ("a.png",)
+    film = {"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}
+    assert read({**GOOD["trl"], "prompt": [film]}).reason == "not_text"

@@ -134,9 +134,9 @@ def test_c7_the_answer_is_the_last_differing_assistant_turn():
     assert text(enc, encoded.answers[1]) == "B2<|end|>"
     differs = {"chosen": row["chosen"],
                "rejected": [*shared[:2], user("other"), assistant("B2")]}  # fmt: skip
-    assert example(differs).reason == "transcripts_disagree"
+    assert example(differs).reason == "prompt_differs"
     ends = {"chosen": [*shared, assistant("A2"), user("U3")], "rejected": row["rejected"]}
-    assert example(ends).reason == "role"
+    assert example(ends).reason == "roles_not_alternating"
 
 
 @pytest.mark.parametrize(
@@ -183,13 +183,19 @@ def test_c10_dirty_rows_are_counted_by_reason(tmp_path):
         build_dataset(str(file), encoder=enc, **settings)
     dataset, report = build_dataset(str(file), encoder=enc, max_bad_share=1.0, **settings)
     reasons = {reason: found["count"] for reason, found in report.dropped.items()}
-    assert reasons == {"identical": 1, "whitespace_only": 1, "empty_side": 1, "null": 1, "role": 1}
+    assert reasons == {
+        "identical_pair": 1,
+        "identical_after_normalisation": 1,
+        "empty_rejected": 1,
+        "null_field": 1,
+        "roles_not_alternating": 1,
+    }
     assert [report.dropped_rows[i].place[-1] for i in range(1, 6)] == ["2", "3", "4", "5", "6"]
     assert "Be brief" in text(enc, dataset[1].prompt)
     kept, report = build_dataset(
         str(file), encoder=encoder(chatml(), whitespace_pairs="keep"), max_bad_share=1.0, **settings
     )
-    assert "whitespace_only" not in report.dropped
+    assert "identical_after_normalisation" not in report.dropped
     assert len(kept) == 3
 
 

@@ -57,7 +57,7 @@ ANSWERS = [
 def audit(rows: int, *, dropped: bool) -> dict:
     """An audit of some rows, as the data part writes it."""
     reasons = {
-        "transcripts_disagree": {"count": 3, "rows": ["5f0c2a9e1b7d4c33", "a1", "b2"]},
+        "prompt_differs": {"count": 3, "rows": ["5f0c2a9e1b7d4c33", "a1", "b2"]},
         "identical_answers": {"count": 2, "rows": ["77aa00bb11cc22dd"]},
     }
     return {

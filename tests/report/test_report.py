@@ -90,7 +90,7 @@ def test_the_page_shows_every_part(dpo_run):
         "Fingerprints",
     ):
         assert heading in text
-    for word in ("transcripts disagree", "5f0c2a9e1b7d4c33", "optimizer.learning_rate", "0.0003",
+    for word in ("prompt differs", "5f0c2a9e1b7d4c33", "optimizer.learning_rate", "0.0003",
                  "5c9e1fd0a7734b2e", "policy and reference agree", "prompt hash"):  # fmt: skip
         assert word in text
     assert html.count("<svg") == 9

@@ -1,62 +1,189 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look at rows before training on them.
+"""Look at rows before training on them, here or elsewhere; no model is needed.
 
-alignax data check --data pairs.jsonl --model FOLDER   audit: what is kept, cut, dropped and why
-alignax data show  --data pairs.jsonl --model FOLDER   first rows as coloured tokens: prompt,
-                                                       answers, what is scored, the stop token
+alignax data check FILE [--json OUT] [--html PAGE]   audit: rows by reason, statistics, advice
+alignax data check FILE --model FOLDER               the same, and what the model's tokens add
+alignax data show FILE --model FOLDER                first rows as coloured tokens
 """
 
 import argparse
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 from alignax.cli.options import Parser, add_settings, require, settings_of
 from alignax.cli.score import ROW_SETTINGS
 from alignax.errors import UsageError
+from alignax.recipe import Recipe
+
+READING = (
+    "data.path", "data.format", "data.columns", "data.pairing", "data.split", "data.max_rows",
+    "data.filters", "data.eval_path", "data.cache",
+)  # fmt: skip
+"""Settings of verbs that need no model."""
+
+VERBS = {
+    "check": "Audit rows: what is wrong with which, statistics, and what would hurt training.",
+    "show": "Print the first rows as (id, piece, branch, in-loss).",
+}
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the two sub-verbs and their flags."""
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="check|show")
-    for name, about in (
-        ("check", "Count what is kept, cut and dropped, by reason, and warn of traps."),
-        ("show", "Print the first rows as (id, piece, branch, in-loss)."),
-    ):
+    """Add the sub-verbs and their flags."""
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="|".join(VERBS))
+    for name, about in VERBS.items():
         sub = verbs.add_parser(name, help=about, description=about)
-        sub.add_argument("--json", action="store_true", help="print JSON")
-        sub.add_argument(
-            "--kind", choices=("pair", "sft"), default="pair", help="how the rows will be used"
-        )
-        if name == "show":
-            sub.add_argument("--limit", type=int, default=3, metavar="N", help="rows to print")
-        add_settings(
-            sub, "model.path", *(s for s in ROW_SETTINGS if s != "data.whitespace_pairs"),
-            "data.whitespace_pairs", "data.max_bad_share",
-        )  # fmt: skip
+        sub.add_argument("files", nargs="*", metavar="FILE", help="rows, as --data")
+        _ADDERS[name](sub)
         sub.set_defaults(parser=sub)
 
 
+def _add_kind(parser: Parser, default: str) -> None:
+    parser.add_argument(
+        "--kind", choices=("auto", "pair", "sft"), default=default,
+        help="how the rows will be used; auto: as pairs if they are pairs",
+    )  # fmt: skip
+
+
+def add_audit_flags(parser: Parser) -> None:
+    """Add what every verb that audits takes."""
+    _add_kind(parser, "auto")
+    parser.add_argument(
+        "--against", action="append", default=[], metavar="FILE",
+        help="prompts of an evaluation (AlpacaEval, MT-Bench, any rows); may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="processes (default: processors)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is drawn")
+
+
+def _add_check(parser: Parser) -> None:
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="OUT", help="write JSON to OUT (default: stdout)"
+    )
+    parser.add_argument("--html", metavar="PAGE", help="write a self-contained page")
+    add_audit_flags(parser)
+    more = [s for s in ROW_SETTINGS if s not in READING]
+    add_settings(parser, "model.path", *READING, *more, "data.max_bad_share")
+
+
+def _add_show(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    _add_kind(parser, "pair")
+    parser.add_argument("--limit", type=int, default=3, metavar="N", help="rows to print")
+    add_settings(parser, "model.path", *ROW_SETTINGS, "data.max_bad_share")
+
+
+_ADDERS = {"check": _add_check, "show": _add_show}
+
+
 def main(arguments: argparse.Namespace) -> int:
-    """Audit or show rows."""
-    recipe = settings_of(arguments, method="dpo" if arguments.kind == "pair" else "sft")
-    require(recipe, "model.path", "data.path")
-    if arguments.verb == "show" and arguments.limit < 1:
-        raise UsageError(f"--limit must be at least 1, got {arguments.limit}")
+    """Run a sub-verb."""
+    if getattr(arguments, "workers", 0) < 0:
+        raise UsageError(f"--workers must be at least 0, got {arguments.workers}")
+    recipe = _recipe(arguments)
+    return _MAINS[arguments.verb](arguments, recipe)
+
+
+def _recipe(arguments: argparse.Namespace) -> Recipe:
+    """Settings, with the files that were named without a flag."""
+    recipe = settings_of(arguments, method="sft" if arguments.kind == "sft" else "dpo")
+    if arguments.files:
+        if recipe.data.path:
+            raise UsageError("name the rows once: as FILE or with --data")
+        files = arguments.files if len(arguments.files) > 1 else arguments.files[0]
+        data = recipe.data.model_copy(update={"path": files})
+        recipe = recipe.model_copy(update={"data": data})
+    require(recipe, "data.path")
+    return recipe
+
+
+def _check(arguments: argparse.Namespace, recipe: Recipe) -> int:
+    """Audit rows."""
     from alignax.cli import terminal
+    from alignax.cli.auditing import audit_rows
+    from alignax.data.inspect import render_audit, render_report
+
+    audited = audit_rows(
+        recipe.data, kind=arguments.kind, against=arguments.against, workers=arguments.workers,
+        seed=arguments.seed,
+    )  # fmt: skip
+    result = audited.full(arguments.seed)
+    report = None
+    if recipe.model.path:
+        report = _with_tokens(recipe, audited, result)
+    if arguments.json:
+        write_json(arguments.json, result)
+    if arguments.html:
+        from alignax.cli.data_page import write_page
+
+        write_page(Path(arguments.html), audited, result)
+    if arguments.json != "-":
+        terminal.print_result(render_audit(result))
+        if report is not None:
+            terminal.print_result(render_report(report))
+    # The audit comes first: it is what shows why rows are unusable.
+    if report is not None:
+        report.require_usable(recipe.data.max_bad_share)
+    return 0
+
+
+def _with_tokens(recipe: Recipe, audited: Any, result: dict[str, Any]) -> Any:
+    """Encode the rows, too: adds reasons that only the tokenizer knows, and its report."""
     from alignax.cli.from_run import with_run_settings
     from alignax.cli.loading import load_rows, tokenizer_encoder
-    from alignax.data.inspect import explain, render_report, render_rows
 
     recipe = with_run_settings(recipe)
+    _, encoder = tokenizer_encoder(recipe)
+    _, report = load_rows(
+        recipe.data, encoder, kind=audited.plan.kind, strict=False, excluded=audited.excluded
+    )
+    for row, dropped in report.dropped_rows.items():
+        listed = result["reasons"].setdefault(dropped.reason, [])
+        if row not in set(listed):
+            listed.append(row)
+            listed.sort()
+            result["actions"].setdefault(dropped.reason, "drop")
+    for code, rows in result["reasons"].items():
+        result["shares"][code] = round(len(rows) / max(result["rows"], 1), 6)
+    result["kept"] = report.kept
+    values = report.to_json()
+    result |= {name: value for name, value in values.items() if name not in result}
+    return report
+
+
+def write_json(target: str, value: Any) -> None:
+    """Write JSON to a file, or to stdout (``-``)."""
+    if target == "-":
+        from alignax.cli import terminal
+
+        terminal.write_result(value)
+        return
+    text = json.dumps(value, ensure_ascii=False, indent=1)
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
+    Path(target).write_text(text + "\n", encoding="utf-8")
+    sys.stderr.write(f"written: {target}\n")
+
+
+def _show(arguments: argparse.Namespace, recipe: Recipe) -> int:
+    """Show rows as tokens."""
+    require(recipe, "model.path")
+    if arguments.limit < 1:
+        raise UsageError(f"--limit must be at least 1, got {arguments.limit}")
+    from alignax.cli import terminal
+    from alignax.cli.auditing import audit_rows
+    from alignax.cli.from_run import with_run_settings
+    from alignax.cli.loading import load_rows, tokenizer_encoder
+    from alignax.data.inspect import explain, render_rows
+
+    recipe = with_run_settings(recipe)
+    kind = arguments.kind
+    if kind == "auto":
+        kind = audit_rows(recipe.data, kind="auto").plan.kind
     tokenizer, encoder = tokenizer_encoder(recipe)
-    rows, report = load_rows(recipe.data, encoder, kind=arguments.kind, strict=False)
-    if arguments.verb == "check":
-        if arguments.json:
-            terminal.write_result(report.to_json())
-        else:
-            terminal.print_result(render_report(report))
-        # The audit comes first: it is what shows why rows are unusable.
-        report.require_usable(recipe.data.max_bad_share)
-        return 0
+    rows, report = load_rows(recipe.data, encoder, kind=kind, strict=False)
     if not len(rows):
         report.require_usable(recipe.data.max_bad_share)
     shown = [rows[index] for index in range(min(arguments.limit, len(rows)))]
@@ -69,3 +196,6 @@ def main(arguments: argparse.Namespace) -> int:
         for encoded in shown:
             terminal.print_result(render_rows(encoded, tokenizer))
     return 0
+
+
+_MAINS = {"check": _check, "show": _show}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipe → weights, tokenizer, encoder and encoded rows; shared by all verbs."""
 
-import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ import jax
 from transformers import PreTrainedTokenizerBase
 
 from alignax.cli import terminal
+from alignax.cli.auditing import audit_rows, row_cache, shape_of
+from alignax.cli.cache import cache_folder
 from alignax.cli.compiled import use_compilation_cache
 from alignax.data.audit import DataReport
 from alignax.data.chat import load_template
@@ -47,14 +49,6 @@ class Policy:
     def model(self) -> Any:
         """The decoder."""
         return self.loaded.model
-
-
-def cache_folder() -> Path:
-    """The user's cache folder for alignax (``$ALIGNAX_CACHE`` or ``$XDG_CACHE_HOME``)."""
-    root = os.environ.get("ALIGNAX_CACHE")
-    if root:
-        return Path(root)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "alignax"
 
 
 def load_policy(
@@ -159,16 +153,24 @@ def tokenizer_encoder(recipe: Recipe) -> tuple[PreTrainedTokenizerBase, Encoder]
 
 
 def load_rows(
-    data: DataSection, encoder: Encoder, *, kind: str, paths: Any = None, strict: bool = True
+    data: DataSection,
+    encoder: Encoder,
+    *,
+    kind: str,
+    paths: Any = None,
+    strict: bool = True,
+    excluded: Mapping[int, str] | None = None,
 ) -> tuple[EncodedDataset, DataReport]:
     """Read, audit and encode rows; ``strict`` refuses a set of which too much is dropped."""
     return build_dataset(
         paths if paths is not None else data.path,
+        shape=shape_of(data),
+        excluded=excluded or {},
         format=data.format,
         split=data.split,
         encoder=encoder,
         kind=kind,
-        cache_dir=Path(data.cache) if data.cache else cache_folder() / "tokens",
+        cache_dir=row_cache(data),
         max_rows=data.max_rows,
         max_bad_share=data.max_bad_share if strict else None,
         progress=terminal.counter("rows encoded"),
@@ -198,8 +200,9 @@ def load_train_and_eval(
     Returns:
         Training rows, held-out rows (None for none), and the content of ``data_report.json``.
     """
-    rows, report = load_rows(data, encoder, kind=kind)
-    reports: dict[str, Any] = {"train": report.to_json()}
+    audited = audit_rows(data, kind=kind)
+    rows, report = load_rows(data, encoder, kind=kind, excluded=audited.excluded)
+    reports: dict[str, Any] = {"train": {**report.to_json(), "audit": audited.brief()}}
     if data.eval_path is not None:
         held_out, eval_report = load_rows(data, encoder, kind=kind, paths=data.eval_path)
         reports["eval"] = eval_report.to_json()

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from alignax.errors import UsageError
-from alignax.recipe import ALIASES, Recipe, known_keys, load_recipe, parse_value
+from alignax.recipe import ALIASES, MAPPINGS, Recipe, known_keys, load_recipe, parse_value
 
 SHORT = {key: short for short, key in ALIASES.items()}
 
@@ -69,6 +69,8 @@ def _metavar(info: FieldInfo) -> str:
     kind = info.annotation
     if get_origin(kind) is not None and all(isinstance(a, str) for a in get_args(kind)):
         return "|".join(get_args(kind))
+    if get_origin(kind) is dict:
+        return "NAME=VALUE,…"
     kinds = [getattr(a, "__name__", "") for a in (get_args(kind) or (kind,))]
     for name, shown in (("bool", "true|false"), ("int", "N"), ("float", "X")):
         if name in kinds:
@@ -79,7 +81,7 @@ def _metavar(info: FieldInfo) -> str:
 def _help(info: FieldInfo) -> str:
     """Describe a setting with its default."""
     default = info.default
-    shown = "" if default in (None, "") else f" (default: {default})"
+    shown = "" if default in (None, "", {}) else f" (default: {default})"
     return f"{info.description}{shown}".replace("%", "%%")
 
 
@@ -95,6 +97,8 @@ def settings_of(arguments: argparse.Namespace, *, method: str) -> Recipe:
 
 def _value(key: str, text: str) -> Any:
     """Parse a flag's text; text settings stay text, comma lists become lists."""
+    if key in MAPPINGS:
+        return _mapping(key, text)
     kind = known_keys()[key].annotation
     kinds = get_args(kind) or (kind,)
     takes_list = any(get_origin(k) is list for k in (kind, *kinds))
@@ -105,6 +109,17 @@ def _value(key: str, text: str) -> Any:
         return [value]
     wants_text = str in kinds and float not in kinds
     return text if wants_text and not isinstance(value, list | type(None)) else value
+
+
+def _mapping(key: str, text: str) -> dict[str, Any]:
+    """Read ``NAME=VALUE,NAME=VALUE``."""
+    given: dict[str, Any] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not name or not equals or not value:
+            raise UsageError(f"--{key} takes NAME=VALUE,NAME=VALUE, got {part!r}")
+        given[name] = value
+    return given
 
 
 def require(recipe: Recipe, *keys: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from alignax.cli import terminal
-from alignax.cli.loading import cache_folder
+from alignax.cli.cache import cache_folder
 from alignax.cli.setup import Setup, scores_for
 from alignax.data.dataset import EncodedDataset
 from alignax.data.plan import PackShape, Plan, scoring_plan

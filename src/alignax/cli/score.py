@@ -17,7 +17,8 @@ from alignax.errors import RunError
 from alignax.files import write_lines
 
 ROW_SETTINGS = (
-    "data.path", "data.format", "data.split", "data.max_rows", "data.max_length", "data.overlong",
+    "data.path", "data.format", "data.columns", "data.pairing", "data.split",
+    "data.max_rows", "data.max_length", "data.overlong",
     "data.prompt_cut", "data.render", "data.chat_template", "data.stop_token", "data.add_bos",
     "data.strict_template", "data.system", "data.whitespace_pairs", "data.cache",
 )  # fmt: skip

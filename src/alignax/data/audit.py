@@ -139,7 +139,7 @@ class Audit:
         """Look at a raw row."""
         self._seen[row_id] += 1
         if self._seen[row_id] > 1:
-            self.note("duplicate", row_id)
+            self.note("exact_duplicate", row_id)
         if isinstance(row, Mapping):
             self._unused.update(
                 c for c, value in row.items() if value is not None and not self._form.reads(c)
@@ -159,12 +159,12 @@ class Audit:
         ours, theirs = map(text_hash, example.answers)
         self._pairs.add((prompt_hash, ours, theirs))
         if (prompt_hash, theirs, ours) in self._pairs:
-            self.note("contradictory", example.row_id)
+            self.note("contradiction", example.row_id)
         for counter, answer in zip(self._openings, example.answers, strict=True):
             counter[_opening(answer)] += 1
         high, low = example.chosen_score, example.rejected_score
         if high is not None and low is not None and high <= low:
-            self.note("tie" if high == low else "score_disagrees", example.row_id)
+            self.note("score_tie" if high == low else "score_label_disagree", example.row_id)
 
     def see_encoded(self, encoded: EncodedExample, stop_ids: Sequence[int]) -> None:
         """Look at an encoded row."""
@@ -201,7 +201,7 @@ class Audit:
         cut = report.kept - self._complete
         ends = f"; {cut} cut rows have none" if cut else ""
         report.stop_token = f"{self._stopped} of {self._complete} rows{ends}"
-        headings = ("duplicate", "contradictory", "tie", "score_disagrees")
+        headings = ("exact_duplicate", "contradiction", "score_tie", "score_label_disagree")
         report.duplicates = {k: entry(self._row_ids[k]) for k in headings if k in self._row_ids}
         report.unused_columns = sorted(self._unused)
         if len(lengths):
@@ -226,10 +226,10 @@ class Audit:
                 f"{max(longer, 1 - longer):.0%} of the pairs"
             )
         counts = (
-            ("contradictory", "pairs also occur with the labels swapped"),
-            ("score_disagrees", "pairs have a higher score on the rejected answer"),
-            ("tie", "pairs have equal scores"),
-            ("duplicate", "rows repeat an earlier row"),
+            ("contradiction", "pairs also occur with the labels swapped"),
+            ("score_label_disagree", "pairs have a higher score on the rejected answer"),
+            ("score_tie", "pairs have equal scores"),
+            ("exact_duplicate", "rows repeat an earlier row"),
         )
         for key, what in counts:
             if key in report.duplicates:

@@ -62,7 +62,7 @@ def close_answer(
     if any(token in stop_ids for token in closed[:-1]):
         raise RowProblem("stop_token_inside", "a stop token lies inside an answer")
     if len(closed) < 2:
-        raise RowProblem("empty_side", "an answer has no token besides its stop token")
+        raise RowProblem("empty_answer", "an answer has no token besides its stop token")
     return closed
 
 

@@ -9,9 +9,10 @@ import hashlib
 import json
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ from filelock import FileLock
 from alignax.data.audit import Audit, DataReport
 from alignax.data.encode import Encoder
 from alignax.data.formats import FORMATS, detect, parse_row
-from alignax.data.sources import Rows, open_rows
+from alignax.data.reshape import Shape
+from alignax.data.sources import USUAL, Rows, open_rows
 from alignax.data.table import TableWriter, content_hash, read_table
 from alignax.errors import DataError
+from alignax.reasons import REASONS
 from alignax.records import Dropped, EncodedExample, Example
 
 BATCH = 256
@@ -30,7 +33,7 @@ BATCH = 256
 
 DETECT_ROWS = 64
 
-READING_VERSION = "4"
+READING_VERSION = "5"
 """Raised whenever the example that some row becomes changes; part of every cache key."""
 
 MANIFEST, REPORT = "manifest.json", "report.json"
@@ -119,6 +122,8 @@ def build_dataset(
     cache_dir: Path,
     max_rows: int | None = None,
     max_bad_share: float | None = 0.5,
+    shape: Shape = USUAL,
+    excluded: Mapping[int, str] = MappingProxyType({}),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[EncodedDataset, DataReport]:
     """Read, audit and encode rows, or find them in the cache.
@@ -132,12 +137,14 @@ def build_dataset(
         cache_dir: Where encoded sets are kept.
         max_rows: Use the first rows only.
         max_bad_share: Refuse when more than this share is dropped; None: never.
+        shape: How rows are reshaped when they are read.
+        excluded: Row number → the reason for which filters leave it out.
         progress: Called with (rows done, rows).
 
     Raises:
         DataError: Unreadable or unusable rows.
     """
-    rows = open_rows(paths, split=split, cache_dir=cache_dir)
+    rows = open_rows(paths, split=split, cache_dir=cache_dir, shape=shape)
     count = min(len(rows), max_rows or len(rows))
     first = rows.batch(range(min(count, DETECT_ROWS)))
     name = detect(format, first, kind=kind, source=", ".join(rows.files))
@@ -146,8 +153,10 @@ def build_dataset(
         "reading version": READING_VERSION, **encoder.parts,
     }  # fmt: skip
     parts = {"data": rows.content_hash, "rows used": str(count), **reading}
+    if excluded:
+        parts["filters"] = _hash({str(row): code for row, code in excluded.items()})
     target = cache_dir / "encoded" / _hash(parts)
-    job = Job(rows, count, name, name != format, kind, encoder, progress)
+    job = Job(rows, count, name, name != format, kind, encoder, excluded, progress)
     try:
         hit, changed = _ensure(target, parts, job)
     except OSError as error:
@@ -174,6 +183,7 @@ class Job:
     detected: bool
     kind: str
     encoder: Encoder
+    excluded: Mapping[int, str]
     progress: Callable[[int, int], None]
 
     def is_plain(self, example: Example) -> bool:
@@ -294,6 +304,10 @@ def _parse_batch(indices: range, job: Job, report: DataReport, audit: Audit) -> 
         example = parse_row(
             job.format, row, kind=job.kind, row_id=row_id, place=place, detected=job.detected
         )
+        if index in job.excluded:
+            reason = job.excluded[index]
+            detail = f"left out by data.filters: rows that {REASONS[reason].meaning}"
+            example = Dropped(row_id, reason, detail, place)
         if isinstance(example, Dropped):
             report.dropped_rows[index] = example
         else:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encoded rows and reports → something that a person can read in a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,6 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from alignax.data.audit import DataReport
 from alignax.records import EncodedExample
+
+DONE = {"keep": "kept", "warn": "kept", "drop": "dropped", "fail": "refused"}
+"""What an action did to the rows."""
 
 STYLES = {"prompt": "cyan", "chosen": "green", "rejected": "red", "answer": "green"}
 
@@ -61,6 +65,49 @@ def _pieces(tokens: list[tuple[int, str, str, bool]]) -> Iterator[tuple[str, str
         shown = piece.replace("\n", "⏎\n")
         style = STYLES[branch] + (" on grey11" if number % 2 else "")
         yield shown, f"{style} underline" if scored and number == len(tokens) - 1 else style
+
+
+def render_audit(result: Mapping[str, Any]) -> RenderableType:
+    """Draw what an audit found, for a person."""
+    title = Text(f"{', '.join(result['source'])}: format {result['format']}")
+    table = Table("reason", "rows", "share", "is", "row numbers", title=title, title_justify="left")
+    table.add_row("read", str(result["rows"]), "", "", "")
+    table.add_row("kept", str(result["kept"]), _share(result["kept"], result["rows"]), "", "")
+    for code, rows in sorted(result["reasons"].items(), key=lambda item: -len(item[1])):
+        shown = " ".join(map(str, rows[:5])) + (" …" if len(rows) > 5 else "")
+        share = _share(len(rows), result["rows"])
+        table.add_row(code, str(len(rows)), share, DONE[result["actions"][code]], shown)
+    numbers = result["statistics"]
+    lines: list[RenderableType] = [table]
+    for name, found in numbers["characters"].items():
+        shown = ", ".join(f"{k} {v:g}" for k, v in found.items())
+        lines.append(Text(f"characters of {name}: {shown}"))
+    bias = numbers.get("length_bias", {})
+    if bias.get("accuracy") is not None:
+        lines.append(
+            Text(
+                f"'longer is chosen' is right in {bias['accuracy']:.1%} "
+                f"[{bias['low']:.1%}, {bias['high']:.1%}] of {bias['n']} pairs"
+            )
+        )
+    words = numbers.get("bag_of_words", {})
+    if words.get("accuracy") is not None:
+        lines.append(Text(f"single words tell the sides apart in {words['accuracy']:.1%} of pairs"))
+    diverse = numbers.get("diversity", {})
+    if diverse.get("distinct") is not None:
+        lines.append(
+            Text(
+                f"rejected answers: {diverse['distinct']:.1%} distinct "
+                f"(goal {diverse['goal']:.0%}), distinct-2 {diverse['distinct_2']}, "
+                f"mean similarity {diverse['similarity']}"
+            )
+        )
+    lines += [Text(f"- {sentence}", "yellow") for sentence in result["advice"]]
+    return Group(*lines)
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count / max(total, 1):.1%}"
 
 
 def render_report(report: DataReport) -> RenderableType:

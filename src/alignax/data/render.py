@@ -5,14 +5,14 @@ Chat turns go through the tokenizer's template; plain text stays verbatim. What 
 loses or renders differently once an answer follows is a problem of the row, never a silent change.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from alignax.data.answers import require_answers
 from alignax.data.chat import ChatTemplate, lost_answer, lost_pieces
-from alignax.data.formats.turns import THOUGHTS, RowProblem
+from alignax.data.formats.turns import RowProblem
 from alignax.records import Example, Message, Text
 
 SYSTEM_ROLES = ("system", "developer")
@@ -97,9 +97,11 @@ class Renderer:
                 loses something.
         """
         prompt, answers = example.prompt, example.answers
+        if example.images:
+            raise RowProblem("not_text", f"the row refers to {len(example.images)} images")
         if isinstance(prompt, str) and self.mode == "chat":
             prompt, answers = as_turns(prompt, answers, example.system)
-        _require_answers(answers, keep_whitespace_pairs=self.keep_whitespace_pairs)
+        require_answers(answers, keep_whitespace_pairs=self.keep_whitespace_pairs)
         if isinstance(prompt, str):
             if example.tools:
                 raise RowProblem(
@@ -205,22 +207,6 @@ def system_in_question(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     return (*messages[count:first], asked, *messages[first + 1 :])
 
 
-def _require_answers(answers: Sequence[Text], *, keep_whitespace_pairs: bool) -> None:
-    """Refuse empty answers and pairs that do not differ."""
-    said = [a if isinstance(a, str) else _said(a) for a in answers]
-    for name, text in zip(("chosen", "rejected"), said, strict=False):
-        if not text.strip():
-            side = name if len(said) > 1 else "the answer"
-            raise RowProblem("empty_side", f"{side} is empty")
-    if len(said) < 2:
-        return
-    if said[0] == said[1]:
-        raise RowProblem("identical", "chosen and rejected are the same")
-    bare = ["".join(text.split()) for text in said]
-    if bare[0] == bare[1] and not keep_whitespace_pairs:
-        raise RowProblem("whitespace_only", "chosen and rejected differ in white space only")
-
-
 def _require_shown(
     full: str,
     messages: Sequence[Message],
@@ -267,14 +253,3 @@ def _encodable(rendered: Rendered) -> Rendered:
     except UnicodeEncodeError as error:
         raise RowProblem("not_unicode", f"the text holds {error.object[error.start]!r}") from error
     return rendered
-
-
-def _said(messages: Sequence[Message]) -> str:
-    """Text of an answer, with its tool calls and thoughts."""
-    parts = []
-    for message in messages:
-        parts += [message[key] for key in THOUGHTS if isinstance(message.get(key), str)]
-        parts.append(message["content"])
-        if message.get("tool_calls"):
-            parts.append(json.dumps(message["tool_calls"]))
-    return "\n".join(parts)

@@ -18,9 +18,11 @@ import numpy as np
 from filelock import FileLock
 
 from alignax.data.readers import SUFFIXES, Broken, read_files
+from alignax.data.reshape import Shape
 from alignax.errors import DataError
 
-READER_VERSION = 3
+USUAL = Shape()
+READER_VERSION = 4
 """Raised whenever the rows that some file becomes change."""
 
 DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
@@ -33,11 +35,15 @@ class Rows:
     Attributes:
         files: Names of the files (or the hub id), in reading order.
         content_hash: Hash of the data bytes, whatever the files are called.
+        stored: The memory-mapped copy, for other processes.
     """
 
-    def __init__(self, table: Any, files: Sequence[str], content_hash: str):
+    def __init__(
+        self, table: Any, files: Sequence[str], content_hash: str, stored: Path | None = None
+    ):
         """Wrap a table with the columns ``json``, ``error``, ``file`` and ``line``."""
         self._table = table
+        self.stored = stored
         self.files = tuple(files)
         self.content_hash = content_hash
         self._file, self._line = (
@@ -70,13 +76,16 @@ def _parse(text: str, error: str) -> Any:
     return line
 
 
-def open_rows(paths: str | Sequence[str], *, split: str = "train", cache_dir: Path) -> Rows:
+def open_rows(
+    paths: str | Sequence[str], *, split: str = "train", cache_dir: Path, shape: Shape = USUAL
+) -> Rows:
     """Open files, globs, folders or a hub id.
 
     Args:
         paths: What to read.
         split: Split of a hub data set.
         cache_dir: Where the memory-mapped copy is kept, by content.
+        shape: How columns are renamed and ranked answers are paired.
 
     Raises:
         DataError: Missing or unreadable files, broken lines (with their numbers), no rows.
@@ -94,18 +103,27 @@ def open_rows(paths: str | Sequence[str], *, split: str = "train", cache_dir: Pa
         table = _load_hub(names, split)
         digest = hashlib.sha256(f"{names[0]}:{split}:{table._fingerprint}".encode()).hexdigest()  # noqa: SLF001
         records, shown = ((0, i + 1, row) for i, row in enumerate(table)), [names[0]]
+    if shape != USUAL:
+        digest = hashlib.sha256(f"{digest}{shape.name}".encode()).hexdigest()
     target = cache_dir / "rows-v1" / f"{digest[:24]}-{READER_VERSION}.arrow"
     try:
-        table = _stored(records, target)
+        table = _stored(shape.apply(records), target)
     except OSError as error:
         raise DataError(
             f"cannot write the row cache {target}: {error}",
             hint="free some space, or name another folder with --data.cache",
         ) from error
-    rows = Rows(table, shown, digest[:16])
+    rows = Rows(table, shown, digest[:16], target)
     if not len(rows):
         raise DataError(f"no rows in {', '.join(shown)}")
     return rows
+
+
+def reopen(stored: Path) -> Rows:
+    """Open the memory-mapped copy that another process made."""
+    from datasets import Dataset
+
+    return Rows(Dataset.from_file(str(stored)), [], "", stored)
 
 
 def _stored(records: Iterator[tuple[int, int, Any]], target: Path) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from alignax.data.answers import EMPTY
 from alignax.data.boundary import Ids, close_turns, common_prefix
 from alignax.data.chat import TemplateProbe
 from alignax.data.formats.turns import RowProblem
@@ -147,14 +148,19 @@ class TokenRules:
         answers, scored = [], []
         for full, texts in zip(fulls, item.starts or [()] * len(fulls), strict=True):
             begins = [boundary, *(common_prefix([next(starts), full]) for _ in texts)]
-            answer, marks = close_turns(
-                full[boundary:], [begin - boundary for begin in begins], self.stop_ids,
-                stop_id=stop_id, written=written,
-            )  # fmt: skip
+            try:
+                answer, marks = close_turns(
+                    full[boundary:], [begin - boundary for begin in begins], self.stop_ids,
+                    stop_id=stop_id, written=written,
+                )  # fmt: skip
+            except RowProblem as problem:
+                if problem.reason == "empty_answer":
+                    problem.reason = EMPTY[len(answers)]
+                raise
             answers.append(answer)
             scored.append(marks)
         if len(answers) > 1 and answers[0] == answers[1]:
-            raise RowProblem("identical", "chosen and rejected become the same tokens")
+            raise RowProblem("identical_pair", "chosen and rejected become the same tokens")
         return Split(item, prompt[:boundary], answers, scored, len(prompt) > boundary)
 
 

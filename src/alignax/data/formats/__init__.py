@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from alignax.data.formats import hh, question, sft, sharegpt, trl
 from alignax.data.formats.turns import RowProblem
+from alignax.data.images import references
 from alignax.data.readers import Broken, as_turns
 from alignax.errors import DataError, UsageError
 from alignax.records import Conversation, Dropped, Example, PreferencePair
@@ -82,7 +83,7 @@ FORMATS: dict[str, Format] = {
 IMAGE_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
 
 
-def detect(name: str, rows: Sequence[Any], *, kind: str, source: str) -> str:
+def detect(name: str, rows: Sequence[Any], *, kind: str, source: str, images: bool = False) -> str:
     """Choose the format of a data set from its first rows.
 
     Args:
@@ -90,6 +91,7 @@ def detect(name: str, rows: Sequence[Any], *, kind: str, source: str) -> str:
         rows: First rows.
         kind: ``"pair"``, or ``"sft"``, which takes pairs too (their chosen answer).
         source: For messages.
+        images: Rows may refer to images.
 
     Raises:
         UsageError: Unknown format name.
@@ -100,7 +102,8 @@ def detect(name: str, rows: Sequence[Any], *, kind: str, source: str) -> str:
         for row in rows
         if isinstance(row, Mapping)
     ]
-    refused = sorted({c for row in objects for c in IMAGE_COLUMNS if row.get(c)})
+    kinds = IMAGE_COLUMNS[2:] if images else IMAGE_COLUMNS
+    refused = sorted({c for row in objects for c in kinds if row.get(c)})
     if refused:
         raise DataError(
             f"{source} has images, film or sound (column {', '.join(refused)})",
@@ -197,6 +200,7 @@ def parse_row(
         return Dropped(row_id, "not_json", row.error, place)
     if not isinstance(row, Mapping):
         return Dropped(row_id, "wrong_type", f"the row is {type(row).__name__}", place)
+    images = references(row)
     row = {name: as_turns(value) for name, value in row.items()}
     other = other_format(format_name, row) if detected else ""
     if other:
@@ -209,8 +213,9 @@ def parse_row(
             raise DataError(f"{place} (row {row_id}): {problem.detail}") from problem
         return Dropped(row_id, problem.reason, problem.detail, place)
     if kind == "pair":
-        return PreferencePair(row_id=row_id, place=place, **fields)
+        return PreferencePair(row_id=row_id, place=place, images=images, **fields)
     response = fields["chosen"] if form.kind == "pair" else fields["response"]
     return Conversation(
-        row_id, fields["prompt"], response, fields.get("tools", ()), place, fields.get("system", "")
-    )
+        row_id, fields["prompt"], response, fields.get("tools", ()), place,
+        fields.get("system", ""), images,
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from alignax.data.formats.turns import RowProblem, require_prompt
+from alignax.data.formats.turns import RowProblem, empty, require_prompt, required
 from alignax.records import Message
 
 LABELS = (
@@ -85,12 +85,10 @@ def transcript(text: Any, field: str, speakers: Speakers) -> tuple[Message, ...]
     Raises:
         RowProblem: It is no transcript.
     """
-    if text is None:
-        raise RowProblem("null", f"{field} is null")
     if not isinstance(text, str):
         raise RowProblem("wrong_type", f"{field} is {type(text).__name__}, text expected")
     if not text.strip():
-        raise RowProblem("empty_side", f"{field} is empty")
+        raise empty(field)
     head, *parts = speakers.split(text.replace("\r\n", "\n"))
     if head.strip() or not parts:
         raise RowProblem("no_transcript", f"{field} does not begin with a speaker: {text[:40]!r}")
@@ -102,7 +100,7 @@ def parse(row: Mapping[str, Any]) -> dict[str, Any]:
     """Split at the last assistant turn; both transcripts must share what comes before."""
     if _open_prompt(row.get("prompt")):
         return _answers_apart(row)
-    sides = [row.get("chosen"), row.get("rejected")]
+    sides = [required(row, "chosen"), required(row, "rejected")]
     speakers = _speakers(*sides)
     chosen, rejected = (
         transcript(side, name, speakers)
@@ -110,11 +108,13 @@ def parse(row: Mapping[str, Any]) -> dict[str, Any]:
     )
     for side, turns in (("chosen", chosen), ("rejected", rejected)):
         if turns[-1]["role"] != "assistant":
-            raise RowProblem("role", f"{side} ends with a {turns[-1]['role']} turn")
+            raise RowProblem(
+                "roles_not_alternating", f"{side} ends with a {turns[-1]['role']} turn"
+            )
         if len(turns) == 1:
             raise RowProblem("no_prompt", f"{side} has no turn before the answer")
     if chosen[:-1] != rejected[:-1]:
-        raise RowProblem("transcripts_disagree", "the transcripts differ before the last turn")
+        raise RowProblem("prompt_differs", "the transcripts differ before the last turn")
     return {"prompt": chosen[:-1], "chosen": chosen[-1:], "rejected": rejected[-1:]}
 
 
@@ -123,9 +123,9 @@ def _answers_apart(row: Mapping[str, Any]) -> dict[str, Any]:
     turns = transcript(row["prompt"], "prompt", _speakers(row["prompt"]))
     answers: dict[str, Any] = {}
     for side in ("chosen", "rejected"):
-        said = row.get(side)
+        said = required(row, side)
         if not isinstance(said, str):
-            raise RowProblem("null" if said is None else "wrong_type", f"{side} is no text")
+            raise RowProblem("wrong_type", f"{side} is {type(said).__name__}, text expected")
         said = said.removeprefix(row["prompt"])
         answers[side] = ({"role": "assistant", "content": said.strip()},)
     return {"prompt": require_prompt(turns[:-1]), **answers}

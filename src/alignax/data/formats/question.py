@@ -11,6 +11,7 @@ from alignax.data.formats.trl import ASKING, answers_after, scores
 from alignax.data.formats.turns import (
     RowProblem,
     is_turns,
+    required,
     turns,
     undesired,
     with_system,
@@ -42,7 +43,7 @@ def _prompt(row: Mapping[str, Any]) -> tuple[Message, ...]:
     """Make turns of history, question and input."""
     asked = _asks(row)
     if asked is None:
-        raise RowProblem("null", f"none of {', '.join(ASKING)} holds a text")
+        raise RowProblem("missing_field", f"none of {', '.join(ASKING)} holds a text")
     more = row.get("input")
     parts = [asked, more] if isinstance(more, str) and more else [asked]
     said: list[Message] = []
@@ -58,7 +59,7 @@ def _prompt(row: Mapping[str, Any]) -> tuple[Message, ...]:
 
 def _turn(role: str, text: Any, field: str) -> Message:
     if text is None:
-        raise RowProblem("null", f"{field} is null or missing")
+        raise RowProblem("null_field", f"{field} is null")
     if not isinstance(text, str):
         raise RowProblem("wrong_type", f"{field} is {type(text).__name__}, text expected")
     return {"role": role, "content": text}
@@ -67,7 +68,7 @@ def _turn(role: str, text: Any, field: str) -> Message:
 def parse_pair(row: Mapping[str, Any]) -> dict[str, Any]:
     """Read a question and two answers."""
     prompt = _prompt(row)
-    sides = {s: without_prompt(turns(row.get(s), s), prompt) for s in ("chosen", "rejected")}
+    sides = {s: without_prompt(turns(required(row, s), s), prompt) for s in ("chosen", "rejected")}
     chosen_score, rejected_score = scores(row)
     return {
         **answers_after(prompt, sides, {}),
@@ -79,4 +80,4 @@ def parse(row: Mapping[str, Any]) -> dict[str, Any]:
     """Read a question and one answer."""
     undesired(row)
     name = next((name for name in OUTPUTS if name in row), "output")
-    return {"prompt": _prompt(row), "response": (_turn("assistant", row.get(name), name),)}
+    return {"prompt": _prompt(row), "response": (_turn("assistant", required(row, name), name),)}

@@ -9,6 +9,7 @@ from alignax.data.formats.turns import (
     is_turns,
     require_answer,
     require_prompt,
+    required,
     system_text,
     tools,
     turns,
@@ -18,6 +19,9 @@ from alignax.data.formats.turns import (
 )
 
 RESPONSES = ("response", "completion", "answer", "output")
+
+
+DIALOGUES = ("messages", "conversations")
 
 
 def _messages(row: Mapping[str, Any]) -> Any:
@@ -32,15 +36,13 @@ def matches_messages(row: Mapping[str, Any]) -> bool:
 def parse_messages(row: Mapping[str, Any]) -> dict[str, Any]:
     """Imitate the last assistant turn of a dialogue."""
     undesired(row)
-    dialogue = with_system(turns(_messages(row), "messages"), row)
+    dialogue = with_system(turns(required(row, *DIALOGUES), "messages"), row)
     if dialogue[-1]["role"] != "assistant":
-        raise RowProblem("role", f"the dialogue ends with a {dialogue[-1]['role']} turn")
+        raise RowProblem(
+            "roles_not_alternating", f"the dialogue ends with a {dialogue[-1]['role']} turn"
+        )
     prompt = require_prompt(dialogue[:-1])
     return {"prompt": prompt, "response": dialogue[-1:], "tools": tools(row)}
-
-
-def _response(row: Mapping[str, Any]) -> Any:
-    return next((row[name] for name in RESPONSES if name in row), None)
 
 
 def matches_prompt(row: Mapping[str, Any]) -> bool:
@@ -51,10 +53,7 @@ def matches_prompt(row: Mapping[str, Any]) -> bool:
 def parse_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
     """Read texts verbatim, or turns."""
     undesired(row)
-    prompt, response = row.get("prompt"), _response(row)
-    for name, value in (("prompt", prompt), ("response", response)):
-        if value is None:
-            raise RowProblem("null", f"{name} is null")
+    prompt, response = required(row, "prompt"), required(row, *RESPONSES)
     if isinstance(prompt, str) and isinstance(response, str):
         extra = {"system": system_text(row), "tools": tools(row)}
         return {"prompt": prompt, "response": response, **extra}

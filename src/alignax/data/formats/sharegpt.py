@@ -6,8 +6,8 @@ from typing import Any
 
 from alignax.data.formats.trl import answers_after, scores
 from alignax.data.formats.turns import (
-    RowProblem,
     is_turns,
+    required,
     tools,
     turns,
     without_prompt,
@@ -32,12 +32,10 @@ def matches(row: Mapping[str, Any]) -> bool:
 
 def parse(row: Mapping[str, Any]) -> dict[str, Any]:
     """Read the prompt and the two answers (turns, one turn, or text)."""
-    prompt = turns(dialogue(row), "conversations")
+    prompt = turns(dialogue(row) or required(row, *COLUMNS), "conversations")
     sides = {}
     for name in ("chosen", "rejected"):
-        if row.get(name) is None:
-            raise RowProblem("null", f"{name} is null or missing")
-        sides[name] = without_prompt(turns(row[name], name), prompt)
+        sides[name] = without_prompt(turns(required(row, name), name), prompt)
     if prompt[-1]["role"] == "assistant" and prompt[-1:] == sides["chosen"]:
         prompt = prompt[:-1]
     chosen_score, rejected_score = scores(row)

@@ -10,9 +10,11 @@ from typing import Any
 
 from alignax.data.formats.turns import (
     RowProblem,
+    empty,
     is_turns,
     require_answer,
     require_prompt,
+    required,
     split_common,
     system_text,
     tools,
@@ -82,10 +84,8 @@ def parse(row: Mapping[str, Any]) -> dict[str, Any]:
     """Read any of the four forms."""
     chosen_score, rejected_score = scores(row)
     extra: dict[str, Any] = {"chosen_score": chosen_score, "rejected_score": rejected_score}
-    for side in ("chosen", "rejected"):
-        if row.get(side) is None:
-            raise RowProblem("null", f"{side} is null or missing")
-    prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
+    prompt = row.get("prompt")
+    chosen, rejected = required(row, "chosen"), required(row, "rejected")
     extra["tools"] = tools(row)
     if isinstance(prompt, Mapping):
         prompt = [prompt]
@@ -104,8 +104,11 @@ def _text(prompt: Any, chosen: str, rejected: str) -> dict[str, Any]:
 
 
 def _implicit(chosen: str, rejected: str) -> dict[str, Any]:
+    for side, text in (("chosen", chosen), ("rejected", rejected)):
+        if not text.strip():
+            raise empty(side)
     if chosen == rejected:
-        raise RowProblem("identical", "chosen and rejected are the same text")
+        raise RowProblem("identical_pair", "chosen and rejected are the same text")
     end = 0
     for ours, theirs in zip(chosen, rejected, strict=False):
         if ours != theirs:
@@ -157,7 +160,7 @@ def answers_after(
         # Both sides bring the prompt along, with a system turn that it has not.
         own = split_common(sides["chosen"], sides["rejected"])[0]
         if _unled(own) != _unled(given):
-            raise RowProblem("transcripts_disagree", "the sides begin with another prompt")
+            raise RowProblem("prompt_differs", "the sides begin with another prompt")
     elif given:
         sides = {name: require_answer(side, name) for name, side in sides.items()}
         sides = {name: require_prompt(given) + side for name, side in sides.items()}

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from alignax.data.images import IMAGE_MARK, IMAGE_PARTS
 from alignax.records import Message
 
 ROLES = {
@@ -36,6 +37,26 @@ class RowProblem(Exception):
         self.fatal = fatal
 
 
+def required(row: Mapping[str, Any], *names: str) -> Any:
+    """Give the first of some columns that is there.
+
+    Raises:
+        RowProblem: None is there (``missing_field``), or it is null (``null_field``).
+    """
+    found = next((name for name in names if name in row), None)
+    if found is None:
+        raise RowProblem("missing_field", f"{' or '.join(names)} is missing")
+    if row[found] is None:
+        raise RowProblem("null_field", f"{found} is null")
+    return row[found]
+
+
+def empty(field: str) -> RowProblem:
+    """Make the problem of an answer, or of something else, that says nothing."""
+    side = field if field in ("chosen", "rejected") else "turn"
+    return RowProblem(f"empty_{side}", f"{field} is empty")
+
+
 def is_turns(value: Any) -> bool:
     """Tell whether a value is a list of chat turns."""
     return (
@@ -55,11 +76,11 @@ def turn(value: Any, field: str) -> Message:
         raise RowProblem("wrong_type", f"{field} holds {type(value).__name__}, a turn expected")
     if "role" not in value and "from" not in value:
         keys = ", ".join(map(str, value)) or "none"
-        raise RowProblem("role", f"{field} has a turn without role (keys: {keys})")
+        raise RowProblem("missing_field", f"{field} has a turn without role (keys: {keys})")
     spoken = value.get("role", value.get("from"))
     role = ROLES.get(str(spoken).strip().lower())
     if role is None:
-        raise RowProblem("role", f"{field} has role {spoken!r}")
+        raise RowProblem("wrong_type", f"{field} has role {spoken!r}")
     content = next((value[key] for key in CONTENT if key in value), None)
     known = ("role", "from", *CONTENT)
     message = {k: v for k, v in value.items() if v is not None and k not in known}
@@ -75,20 +96,23 @@ def turn(value: Any, field: str) -> Message:
     if isinstance(message["content"], list):
         message["content"] = _parts(message["content"], field)
     if message["content"] is None:
-        raise RowProblem("null", f"{field} has a turn without content")
+        reason = "null_field" if any(key in value for key in CONTENT) else "missing_field"
+        raise RowProblem(reason, f"{field} has a turn without content")
     if not isinstance(message["content"], str):
         raise RowProblem("wrong_type", f"{field} has content of {type(content).__name__}")
     return message
 
 
 def _parts(parts: Sequence[Any], field: str) -> str:
-    """Join text parts; images are refused by name."""
+    """Join text parts; of images only the place is kept, other kinds are refused by name."""
     texts = []
     for part in parts:
         if isinstance(part, str):
             texts.append(part)
         elif isinstance(part, Mapping) and part.get("type", "text") == "text":
             texts.append(str(part.get("text") or ""))
+        elif isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS:
+            texts.append(IMAGE_MARK)
         else:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise RowProblem("not_text", f"{field} has a content part of type {kind!r}")
@@ -127,7 +151,7 @@ def _call(value: Any, field: str) -> dict[str, Any]:
 def turns(value: Any, field: str) -> tuple[Message, ...]:
     """Normalise a list of turns, one turn, or a text that is one assistant turn."""
     if value is None:
-        raise RowProblem("null", f"{field} is null")
+        raise RowProblem("null_field", f"{field} is null")
     if isinstance(value, str):
         return ({"role": "assistant", "content": value},)
     if isinstance(value, Mapping):
@@ -135,7 +159,7 @@ def turns(value: Any, field: str) -> tuple[Message, ...]:
     if not isinstance(value, list):
         raise RowProblem("wrong_type", f"{field} is {type(value).__name__}, turns expected")
     if not value:
-        raise RowProblem("empty_side", f"{field} has no turns")
+        raise empty(field)
     return tuple(turn(v, field) for v in value)
 
 
@@ -207,15 +231,15 @@ def split_common(
     shared = shared_turns(chosen, rejected)
     for name, side in (("chosen", chosen), ("rejected", rejected)):
         if side[-1]["role"] != "assistant":
-            raise RowProblem("role", f"{name} ends with a {side[-1]['role']} turn")
+            raise RowProblem("roles_not_alternating", f"{name} ends with a {side[-1]['role']} turn")
     if shared == len(chosen) == len(rejected):
-        raise RowProblem("identical", "both dialogues are the same")
+        raise RowProblem("identical_pair", "both dialogues are the same")
     if shared in (len(chosen), len(rejected)):
         raise RowProblem("prefix_pair", "one dialogue is the beginning of the other")
     for name, side in (("chosen", chosen), ("rejected", rejected)):
         if side[shared]["role"] != "assistant":
             raise RowProblem(
-                "transcripts_disagree",
+                "prompt_differs",
                 f"the first difference is in turn {shared + 1} of {name}, a "
                 f"{side[shared]['role']} turn",
             )
@@ -238,9 +262,11 @@ def require_answer(messages: tuple[Message, ...], field: str) -> tuple[Message, 
     """
     roles = [m["role"] for m in messages]
     if roles[0] != "assistant":
-        raise RowProblem("role", f"{field} has role {roles[0]!r}, assistant expected")
+        raise RowProblem(
+            "roles_not_alternating", f"{field} has role {roles[0]!r}, assistant expected"
+        )
     if roles[-1] != "assistant" or not {"assistant", "user", "tool"}.issuperset(roles):
-        raise RowProblem("role", f"{field} has turns of {', '.join(roles)}")
+        raise RowProblem("roles_not_alternating", f"{field} has turns of {', '.join(roles)}")
     return messages
 
 
@@ -249,5 +275,7 @@ def require_prompt(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     if not messages:
         raise RowProblem("no_prompt", "the answers have no prompt before them")
     if messages[-1]["role"] not in ("user", "tool"):
-        raise RowProblem("role", f"the prompt's last turn is the {messages[-1]['role']}'s")
+        raise RowProblem(
+            "roles_not_alternating", f"the prompt's last turn is the {messages[-1]['role']}'s"
+        )
     return messages
