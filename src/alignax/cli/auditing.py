@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from alignax.cli import terminal
-from alignax.cli.cache import cache_folder
 from alignax.data.examine import examine
 from alignax.data.filters import Verdicts, apply_filters
 from alignax.data.formats import FORMATS, detect, parse_row
@@ -20,6 +19,7 @@ from alignax.data.summary import reason_table, statistics, what_hurts
 from alignax.data.survey import Plan, Survey, required_columns, survey
 from alignax.data.table import content_hash
 from alignax.errors import DataError
+from alignax.files import cache_folder
 from alignax.reasons import REASONS, Filters, parse_filters
 from alignax.recipe import DataSection
 from alignax.records import Dropped, Example

@@ -26,7 +26,7 @@ def main(arguments: argparse.Namespace) -> int:
     import jax
 
     from alignax.cli import terminal
-    from alignax.cli.cache import cache_folder
+    from alignax.files import cache_folder
 
     values: dict[str, Any] = {
         "alignax": __version__,

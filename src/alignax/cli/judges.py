@@ -122,6 +122,6 @@ def _cache(folder: str | None) -> Path:
     """Use the given folder, or one in the user's cache."""
     if folder is not None:
         return Path(folder).expanduser()
-    from alignax.cli.cache import cache_folder
+    from alignax.files import cache_folder
 
     return cache_folder() / "verdicts"

@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerBase
 
 from alignax.cli import terminal
 from alignax.cli.auditing import audit_rows, row_cache, shape_of
-from alignax.cli.cache import cache_folder
 from alignax.cli.compiled import use_compilation_cache
 from alignax.data.audit import DataReport
 from alignax.data.chat import load_template
@@ -19,6 +18,7 @@ from alignax.data.dataset import EncodedDataset, build_dataset, split_by_prompt
 from alignax.data.encode import EncodeOptions, Encoder
 from alignax.errors import DataError, ModelError, UsageError
 from alignax.export.peft import read_adapter
+from alignax.files import cache_folder
 from alignax.models.lora import LoraSpec, add_lora, peft_to_adapter
 from alignax.models.sharding import build_mesh, place_model
 from alignax.models.tokenizer import load_tokenizer

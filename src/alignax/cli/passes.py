@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from alignax.cli import terminal
-from alignax.cli.cache import cache_folder
 from alignax.cli.setup import Setup, scores_for
 from alignax.data.dataset import EncodedDataset
 from alignax.data.plan import PackShape, Plan, scoring_plan
@@ -21,6 +20,7 @@ from alignax.evaluate.heldout import (
     summarize_pairs,
     summarize_sft,
 )
+from alignax.files import cache_folder
 from alignax.train.reference import ReferenceIdentity, build_score_step, describe, fill_cache
 from alignax.train.reference_cache import ReferenceCache
 from alignax.train.selftest import check_equal_start, check_packed_equals_padded

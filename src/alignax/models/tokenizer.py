@@ -75,10 +75,14 @@ def _from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
     named = _named_tokens(file, tokens)
     tokenizer = _BUILDERS[kind](file, vocabulary)
     kinds = meta.get("tokenizer.ggml.token_type", [])
-    for token, token_kind in zip(tokens, kinds, strict=False):
-        if token_kind in (_UNKNOWN, _CONTROL, _USER_DEFINED):
-            special = token_kind != _USER_DEFINED
-            tokenizer.add_tokens([AddedToken(token, special=special, normalized=False)])
+    # At once: each call builds the search for all of them anew, and Gemma has thousands.
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
+            for token, kind in zip(tokens, kinds, strict=False)
+            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        ]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
@@ -225,6 +229,7 @@ PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     "llama3": _words_with_numbers(r"\p{N}{1,3}"),
     "llama-v3": _words_with_numbers(r"\p{N}{1,3}"),
     "qwen2": _words_with_numbers(r"\p{N}"),
+    "deepseek-r1-qwen": _words_with_numbers(r"\p{N}"),
 }
 """Value of ``tokenizer.ggml.pre`` → rule that cuts text into words before the merges."""
 

@@ -95,7 +95,7 @@ class Family:
         """``config.json`` of the language model alone, with the token ids of the whole."""
         if self.inner is None or self.inner not in config:
             return dict(config)
-        kept = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype")
+        kept = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "tie_word_embeddings")
         outer = {key: config[key] for key in kept if config.get(key) is not None}
         classes = {"architectures": [self.architectures[0]], "model_type": self.model_types[0]}
         return outer | dict(config[self.inner]) | outer | classes

@@ -142,7 +142,7 @@ class Fields:
         self,
         family: str,
         *,
-        activation: tuple[str, tuple[str, ...]] = ("hidden_act", ("silu",)),
+        gate: tuple[str, tuple[str, ...]] = ("hidden_act", ("silu",)),
         ropes: tuple[str, ...] = ("linear", "dynamic", "yarn", "llama3"),
         partial: bool = False,
         **further: Any,
@@ -151,7 +151,7 @@ class Fields:
 
         Args:
             family: Key of ``FAMILIES``.
-            activation: Key of the activation, and the values that are supported.
+            gate: Key of the activation, and the values that are supported.
             ropes: Rotary scalings that the family uses.
             partial: Whether the family can rotate a part of a head.
             further: Fields of the decoder that the family read itself.
@@ -179,7 +179,7 @@ class Fields:
             "kv_head_count": keys,
             "head_dim": head_dim,
             "max_positions": positions,
-            "activation": self.activation(*activation),
+            "activation": self.activation(*gate),
             "norm_eps": self.number("rms_norm_eps", 1e-6),
             "rope_theta": rope.theta,
             "rope_scaling": rope.scaling,
