@@ -63,10 +63,11 @@ def read_gguf(metadata: Metadata) -> DecoderConfig:
 
 def gemma_json(config: DecoderConfig, architecture: str, model_type: str) -> dict[str, Any]:
     """Write what Gemma 2 and 3 share."""
+    # A power of a power: 168 must not come back as 168.00000000000003.
+    scalar = float(f"{config.attention.scale_of(config.head_dim) ** -2:.12g}")
     return to_json(config, architecture, model_type) | {
         "hidden_activation": GELU,
-        # A power of a power: 168 must not come back as 168.00000000000003.
-        "query_pre_attn_scalar": float(f"{config.attention.scale_of(config.head_dim) ** -2:.12g}"),
+        "query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar,
         "attn_logit_softcapping": config.attention.soft_cap,
         "final_logit_softcapping": config.logit_cap,
         "sliding_window": window_of(config),
