@@ -51,7 +51,9 @@ def test_configuration_made_here_means_the_same_there(tmp_path, variant):
     model = make_families.build(variant, 1001)
     model.save_pretrained(tmp_path)
     loaded = load_model(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(hf_config(loaded.config)), encoding="utf-8")
+    # Token ids are no part of a decoder; those that classes assume lie beyond this vocabulary.
+    config = hf_config(loaded.config) | {"pad_token_id": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     again = AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
     )
