@@ -125,6 +125,7 @@ REASONS: dict[str, Reason] = {
     "prefix_pair": _hard("have one side that is the beginning of the other"),
     "not_text": _hard("hold pictures or sound where alignax reads text"),
     "not_unicode": _hard("hold half of a surrogate pair"),
+    "no_pair": _hard("have fewer than two answers to compare"),
     "unclear_label": _hard("do not say which answer is better"),
     "undesired": _hard("are rated bad, and so are nothing to imitate"),
     "margin_outside": Reason("have a score margin outside the window", "as asked for", "keep"),

@@ -14,6 +14,19 @@ from tests.data.toys import assistant, user
 HUMAN, GPT = {"from": "human", "value": "q é"}, {"from": "gpt", "value": "a"}
 TURNS = (user("q é"),)
 GOOD = {
+    "oasst": {
+        "made_of": "oasst", "prompt": [user("q é")], "chosen": [assistant("a")],
+        "rejected": [assistant("b")], "score_chosen": 0, "score_rejected": -1,
+    },
+    "ranked": {
+        "made_of": "ranked", "prompt": [user("q é")], "chosen": [assistant("a")],
+        "rejected": [assistant("b")], "score_chosen": 2, "score_rejected": 1,
+    },
+    "comparison": {"instruction": "q é", "output_1": "b", "output_2": "a", "preference": 2},
+    "texts": {
+        "text": ["## Human:\nq é\n\n## Assistant:\nb", "## Human:\nq é\n\n## Assistant:\na"],
+        "score": [0.5, 1.5],
+    },
     "hh": {
         "chosen": "\n\nHuman: q é\n\nAssistant: a", "rejected": "\n\nHuman: q é\n\nAssistant: b",
     },

@@ -2,6 +2,8 @@
 """Recipe → rows, what is wrong with which, and which stay; shared by `data` and training."""
 
 import functools
+import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from typing import Any
 from alignax.cli import terminal
 from alignax.data.examine import examine
 from alignax.data.filters import Verdicts, apply_filters
-from alignax.data.formats import FORMATS, detect, parse_row
+from alignax.data.formats import FORMATS, RATINGS, detect, parse_row
 from alignax.data.overlap import EvalPrompts, prompts_of
 from alignax.data.reshape import Shape
 from alignax.data.sources import Rows, open_rows
@@ -106,7 +108,14 @@ class Audited:
     def full(self, seed: int = 0) -> dict[str, Any]:
         """All that `data check` writes: the table, statistics, and what would hurt."""
         table = self.table()
-        numbers = statistics(self.found, self.said, pairs=self.plan.kind == "pair", seed=seed)
+        kept = self.found.home / f"statistics-{seed}.json"
+        if kept.exists():
+            numbers = json.loads(kept.read_text(encoding="utf-8"))
+        else:
+            numbers = statistics(self.found, self.said, pairs=self.plan.kind == "pair", seed=seed)
+            partial = kept.with_suffix(f".{os.getpid()}.tmp")
+            partial.write_text(json.dumps(numbers), encoding="utf-8")
+            partial.replace(kept)
         advice = what_hurts(table, numbers)
         return {**table, "statistics": numbers, "advice": advice, "seconds": round(self.seconds, 2)}
 
@@ -161,9 +170,16 @@ def make_plan(
             raise
         name = detect(data.format, first, kind="sft", source=source, images=True)
     actual = FORMATS[name].kind if kind == "auto" else kind
+    if kind == "auto" and actual == "sft" and any(_is_rated(row) for row in first):
+        actual = "kto"
     folder = Path(rows.files[0]).parent if Path(rows.files[0]).exists() else None
     required = required_columns(name, first)
     return Plan(name, name != data.format, actual, required, folder, against)
+
+
+def _is_rated(row: Any) -> bool:
+    """Tell whether a row calls its one answer bad or good."""
+    return isinstance(row, dict) and any(isinstance(row.get(name), bool) for name in RATINGS)
 
 
 def _eval_prompts(data: DataSection, against: Sequence[str]) -> EvalPrompts | None:

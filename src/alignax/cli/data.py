@@ -4,6 +4,10 @@
 alignax data check FILE [--json OUT] [--html PAGE]   audit: rows by reason, statistics, advice
 alignax data check FILE --model FOLDER               the same, and what the model's tokens add
 alignax data show FILE --model FOLDER                first rows as coloured tokens
+alignax data filter FILE --output KEPT.jsonl --data.filters exact_duplicate=drop,score_tie=drop
+alignax data stats FILE [--json OUT]                 lengths, separators, languages, diversity
+alignax data split FILE --output FOLDER              train and held-out rows, by first user turn
+alignax data convert FILE --to trl --output OUT      rows in another tool's form
 """
 
 import argparse
@@ -26,6 +30,10 @@ READING = (
 VERBS = {
     "check": "Audit rows: what is wrong with which, statistics, and what would hurt training.",
     "show": "Print the first rows as (id, piece, branch, in-loss).",
+    "filter": "Write the rows that stay; the others go to dropped.jsonl with their reasons.",
+    "stats": "Print lengths, trivial separators, languages and diversity.",
+    "split": "Write training and held-out rows; a first user turn is never on both sides.",
+    "convert": "Write rows in the form of TRL, LLaMA-Factory, alignax, or as rated answers.",
 }
 
 
@@ -76,7 +84,51 @@ def _add_show(parser: Parser) -> None:
     add_settings(parser, "model.path", *ROW_SETTINGS, "data.max_bad_share")
 
 
-_ADDERS = {"check": _add_check, "show": _add_show}
+def _add_stats(parser: Parser) -> None:
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="OUT", help="write JSON to OUT (default: stdout)"
+    )
+    add_audit_flags(parser)
+    add_settings(parser, *READING)
+
+
+def _add_writing(parser: Parser, what: str) -> None:
+    parser.add_argument("--output", required=True, metavar="PATH", help=what)
+    parser.add_argument("--force", action="store_true", help="replace existing output")
+    add_audit_flags(parser)
+    add_settings(parser, *READING)
+
+
+def _add_filter(parser: Parser) -> None:
+    parser.add_argument(
+        "--suspicious", type=float, metavar="SHARE",
+        help="drop the rows whose labels look most like flips: as the filter suspicious_share",
+    )  # fmt: skip
+    _add_writing(parser, "file for the rows that stay")
+
+
+def _add_split(parser: Parser) -> None:
+    parser.add_argument(
+        "--fraction", type=float, default=0.1, metavar="X", help="share held out (default: 0.1)"
+    )
+    _add_writing(parser, "folder for train.jsonl and eval.jsonl")
+
+
+def _add_convert(parser: Parser) -> None:
+    parser.add_argument(
+        "--to", choices=("alignax", "trl", "llamafactory", "kto"), default="alignax",
+        help="form of the rows",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mask", action="store_true", help="replace e-mail addresses and telephone numbers"
+    )
+    _add_writing(parser, "file for the converted rows")
+
+
+_ADDERS = {
+    "check": _add_check, "show": _add_show, "filter": _add_filter, "stats": _add_stats,
+    "split": _add_split, "convert": _add_convert,
+}  # fmt: skip
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -138,7 +190,11 @@ def _with_tokens(recipe: Recipe, audited: Any, result: dict[str, Any]) -> Any:
     recipe = with_run_settings(recipe)
     _, encoder = tokenizer_encoder(recipe)
     _, report = load_rows(
-        recipe.data, encoder, kind=audited.plan.kind, strict=False, excluded=audited.excluded
+        recipe.data,
+        encoder,
+        kind="pair" if audited.plan.kind == "pair" else "sft",
+        strict=False,
+        excluded=audited.excluded,
     )
     for row, dropped in report.dropped_rows.items():
         listed = result["reasons"].setdefault(dropped.reason, [])
@@ -181,7 +237,7 @@ def _show(arguments: argparse.Namespace, recipe: Recipe) -> int:
     recipe = with_run_settings(recipe)
     kind = arguments.kind
     if kind == "auto":
-        kind = audit_rows(recipe.data, kind="auto").plan.kind
+        kind = audit_rows(recipe.data, kind="auto").plan.kind.replace("kto", "sft")
     tokenizer, encoder = tokenizer_encoder(recipe)
     rows, report = load_rows(recipe.data, encoder, kind=kind, strict=False)
     if not len(rows):
@@ -198,4 +254,32 @@ def _show(arguments: argparse.Namespace, recipe: Recipe) -> int:
     return 0
 
 
-_MAINS = {"check": _check, "show": _show}
+def _write(arguments: argparse.Namespace, recipe: Recipe) -> int:
+    """Run a sub-verb that writes rows."""
+    from alignax.cli import data_write
+
+    return data_write.VERBS[arguments.verb](arguments, recipe)
+
+
+def _stats(arguments: argparse.Namespace, recipe: Recipe) -> int:
+    """Print statistics only."""
+    from alignax.cli import terminal
+    from alignax.cli.auditing import audit_rows
+    from alignax.data.inspect import render_statistics
+
+    audited = audit_rows(
+        recipe.data, kind=arguments.kind, against=arguments.against, workers=arguments.workers,
+        seed=arguments.seed,
+    )  # fmt: skip
+    numbers = audited.full(arguments.seed)["statistics"]
+    if arguments.json:
+        write_json(arguments.json, numbers)
+    if arguments.json != "-":
+        terminal.print_result(render_statistics(numbers))
+    return 0
+
+
+_MAINS = {
+    "check": _check, "show": _show, "stats": _stats,
+    "filter": _write, "split": _write, "convert": _write,
+}  # fmt: skip

@@ -22,7 +22,7 @@ VERBS = {
     "dpo": "learn from preference pairs (direct preference optimisation)",
     "plan": "estimate memory and time of a run before it starts",
     "score": "write log-probs of given answers",
-    "data": "audit rows (check) or look at them as tokens (show)",
+    "data": "audit, show, filter, split and convert rows",
     "generate": "answer prompts from a file or from flags",
     "chat": "talk to a model in the terminal",
     "serve": "answer over HTTP as OpenAI's endpoints do",

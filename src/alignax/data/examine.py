@@ -25,6 +25,8 @@ class Examined:
         said: Prompt and answers as texts; empty if the row is none.
         asked: The first user turn.
         scores: Scores of chosen and rejected, None where there is none.
+        detail: What exactly is wrong, where a pair cannot be made.
+        lost: No example can be made of the row.
     """
 
     codes: set[str]
@@ -32,6 +34,7 @@ class Examined:
     asked: str = ""
     scores: tuple[float | None, float | None] = (None, None)
     detail: str = ""
+    lost: bool = False
 
 
 def examine(row: Any, example: Example | Dropped, folder: Path | None) -> Examined:
@@ -44,7 +47,7 @@ def examine(row: Any, example: Example | Dropped, folder: Path | None) -> Examin
     """
     if isinstance(example, Dropped):
         found = {example.reason} | texts.any_defects(_strings(row))
-        return Examined(found, detail=example.detail)
+        return Examined(found, detail=example.detail, lost=True)
     prompt = [m["content"] for m in turns_of(example.prompt)]
     said = ("\n\n".join(prompt), *map(text_of, example.answers))
     codes = texts.any_defects([example.system, *prompt, *said[1:]])

@@ -12,11 +12,13 @@ import numpy as np
 
 from alignax.data import near
 from alignax.data.separators import suspicion
-from alignax.data.survey import Survey
+from alignax.data.survey import BITS, Survey
 from alignax.errors import DataError
 from alignax.reasons import REASONS, Filters
 
 SHOWN = 5
+READING = ("roles_not_alternating", "score_tie", "template_tokens")
+"""Reasons that some rows are read with and others are not."""
 
 
 @dataclass
@@ -61,6 +63,8 @@ def apply_filters(found: Survey, filters: Filters, said: Said, *, seed: int = 0)
         if filters.action(code) == "drop":
             for row in np.flatnonzero(found.mask(code)).tolist():
                 dropped.setdefault(row, code)
+    for row in np.flatnonzero(~found.usable).tolist():
+        dropped.setdefault(row, _first_reason(found, row))
     left = np.setdiff1d(np.arange(len(found)), np.array(list(dropped), np.int64))
     for code, rows in _chosen(found, filters, left, seed):
         found.add(code, rows)
@@ -72,6 +76,13 @@ def apply_filters(found: Survey, filters: Filters, said: Said, *, seed: int = 0)
     for code in dropped.values():
         effects[code] = effects.get(code, 0) + 1
     return Verdicts(dict(sorted(dropped.items())), effects)
+
+
+def _first_reason(found: Survey, row: int) -> str:
+    """The reason for which a row cannot be read."""
+    codes = [code for code in REASONS if found.flags[row] & BITS[code]]
+    hard = [code for code in codes if REASONS[code].hard]
+    return (hard or [code for code in codes if code in READING] or codes)[0]
 
 
 def _refuse(found: Survey, filters: Filters) -> None:

@@ -77,8 +77,13 @@ def render_audit(result: Mapping[str, Any]) -> RenderableType:
         shown = " ".join(map(str, rows[:5])) + (" …" if len(rows) > 5 else "")
         share = _share(len(rows), result["rows"])
         table.add_row(code, str(len(rows)), share, DONE[result["actions"][code]], shown)
-    numbers = result["statistics"]
-    lines: list[RenderableType] = [table]
+    advice = [Text(f"- {sentence}", "yellow") for sentence in result["advice"]]
+    return Group(table, render_statistics(result["statistics"]), *advice)
+
+
+def render_statistics(numbers: Mapping[str, Any]) -> RenderableType:
+    """Draw lengths, separators, languages and diversity."""
+    lines: list[RenderableType] = []
     for name, found in numbers["characters"].items():
         shown = ", ".join(f"{k} {v:g}" for k, v in found.items())
         lines.append(Text(f"characters of {name}: {shown}"))
@@ -102,7 +107,8 @@ def render_audit(result: Mapping[str, Any]) -> RenderableType:
                 f"mean similarity {diverse['similarity']}"
             )
         )
-    lines += [Text(f"- {sentence}", "yellow") for sentence in result["advice"]]
+    named = ("refusals", "languages")
+    lines += [Text(f"{name}: {numbers[name]}") for name in named if numbers.get(name)]
     return Group(*lines)
 
 

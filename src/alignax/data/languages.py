@@ -4,6 +4,7 @@
 import re
 import unicodedata
 from collections import Counter
+from functools import lru_cache
 
 SMALL_WORDS = {
     "English": "the and of to is in that for it with you are this be as on not have was",
@@ -34,6 +35,7 @@ LEAST = 3
 """Small words that must be found before a language is named."""
 
 _WORD = re.compile(r"[^\W\d_]+")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _VOTES: dict[str, list[str]] = {}
 for _language, _words in SMALL_WORDS.items():
     for _word in _words.split():
@@ -44,7 +46,8 @@ def language(text: str) -> str:
     """Name the language or script of a text; ``"unclear"`` if it does not show."""
     text = text[:LOOKED_AT]
     if not text.isascii():
-        scripts = Counter(_script(c) for c in text if c.isalpha())
+        scripts = Counter(map(_script, filter(str.isalpha, _NOT_ASCII.findall(text))))
+        scripts["Latin"] += len(text) - len(_NOT_ASCII.findall(text))
         if scripts["Japanese"] and scripts["Japanese"] + scripts["Chinese"] > scripts["Latin"]:
             return "Japanese"
         best, count = scripts.most_common(1)[0] if scripts else ("Latin", 0)
@@ -57,6 +60,7 @@ def language(text: str) -> str:
     return top[0][0]
 
 
+@lru_cache(1 << 14)
 def _script(character: str) -> str:
     name = unicodedata.name(character, "").partition(" ")[0]
     return SCRIPTS.get(name, "Latin" if name == "LATIN" else "other")

@@ -16,6 +16,11 @@ from alignax.data.formats.turns import RowProblem
 from alignax.records import Example, Message, Text
 
 SYSTEM_ROLES = ("system", "developer")
+TURN_MARKS = (
+    "<|im_start|>", "[INST]", "<start_of_turn>", "<|start_header_id|>", "<|user|>",
+    "<\uff5cUser\uff5c>", "<|start|>",
+)  # fmt: skip
+"""What a chat template writes at the start of a turn."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,7 @@ class Renderer:
         if example.images:
             raise RowProblem("not_text", f"the row refers to {len(example.images)} images")
         if isinstance(prompt, str) and self.mode == "chat":
+            _require_untemplated(prompt)
             prompt, answers = as_turns(prompt, answers, example.system)
         require_answers(answers, keep_whitespace_pairs=self.keep_whitespace_pairs)
         if isinstance(prompt, str):
@@ -205,6 +211,13 @@ def system_in_question(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     texts = [m["content"] for m in (*messages[:count], messages[first])]
     asked = {**messages[first], "content": "\n\n".join(texts)}
     return (*messages[count:first], asked, *messages[first + 1 :])
+
+
+def _require_untemplated(prompt: str) -> None:
+    """Refuse to put a prompt into a template that is already in one."""
+    mark = next((mark for mark in TURN_MARKS if mark in prompt), None)
+    if mark:
+        raise RowProblem("template_tokens", f"the prompt is rendered already: it holds {mark!r}")
 
 
 def _require_shown(

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from alignax.data.formats import ranked
 from alignax.errors import UsageError
 
 RESHAPE_VERSION = "1"
@@ -40,7 +41,8 @@ class Shape:
             if self.columns and isinstance(row, Mapping):
                 seen.update(map(str, row))
                 row = self._renamed(row, found)
-            yield file, line, row
+            for made in ranked.pairs(row, self.pairing):
+                yield file, line, made
         absent = [theirs for ours, theirs in self.columns.items() if not found[ours]]
         if absent and seen:
             raise UsageError(

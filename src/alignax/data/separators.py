@@ -4,6 +4,7 @@
 A model learns the easiest rule that fits. If one of these fits nearly all pairs, that is the rule.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ from alignax.data.languages import language
 BUCKETS = 1 << 14
 """Hashed words of the classifier."""
 
-FOLDS, STEPS, RATE, DECAY = 5, 120, 0.5, 1e-3
-SAMPLE = 4000
+FOLDS, STEPS, RATE, DECAY = 5, 80, 0.5, 1e-3
+SAMPLE = 3000
 """Pairs that the classifier and the language mix look at, at most."""
 
 _IM, _NOT = r"i(?:['’]?m| am)", r"(?:can['’]?t|cannot|can not|won['’]?t)"
@@ -86,19 +87,19 @@ def _features(pairs: Sequence[tuple[str, str]]) -> tuple[Any, dict[int, str]]:
     from scipy.sparse import csr_matrix
 
     vocabulary: dict[str, int] = {}
-    counts = Counter(word for pair in pairs for side in pair for word in set(_words(side)))
+    said = [tuple(Counter(_words(side)) for side in pair) for pair in pairs]
+    counts = Counter(word for sides in said for side in sides for word in side)
     for word, found in counts.most_common(BUCKETS):
         if found > 2:
             vocabulary[word] = len(vocabulary)
     values, columns, ends = [], [], [0]
-    for chosen, rejected in pairs:
+    for sides in said:
         row: dict[int, float] = {}
-        for sign, text in ((1.0, chosen), (-1.0, rejected)):
-            said = Counter(word for word in _words(text) if word in vocabulary)
-            total = max(sum(said.values()), 1)
-            for word, times in said.items():
-                place = vocabulary[word]
-                row[place] = row.get(place, 0.0) + sign * float(np.sqrt(times / total))
+        for sign, words in zip((1.0, -1.0), sides, strict=True):
+            known = {vocabulary[word]: n for word, n in words.items() if word in vocabulary}
+            total = max(sum(known.values()), 1)
+            for place, times in known.items():
+                row[place] = row.get(place, 0.0) + sign * math.sqrt(times / total)
         columns += row.keys()
         values += row.values()
         ends.append(len(columns))

@@ -28,7 +28,7 @@ from alignax.data.texts import normalised
 from alignax.reasons import REASONS
 from alignax.records import Dropped
 
-SURVEY_VERSION = "1"
+SURVEY_VERSION = "2"
 """Raised whenever the findings of some row change; names the folder of finished parts."""
 
 PART_ROWS = 2048
@@ -78,6 +78,7 @@ class Survey:
 
     Attributes:
         flags: [n] reasons as bits of ``BITS``.
+        lost: [n] rows that cannot be read as examples, whatever their reasons.
         exact: [n] hash of the row's example, or of the raw row if it is none.
         keys: [n, 3] hashes of the normalised prompt, chosen and rejected.
         sizes: [n, 3] characters of prompt, chosen, rejected.
@@ -86,10 +87,11 @@ class Survey:
         signed: [n, p] signatures of whole rows, memory-mapped.
         rejected: [n, p] signatures of rejected answers, memory-mapped.
         copies: Row → the earlier row that it nearly repeats.
-        seconds: Time that was spent; 0 for what was found in the cache.
+        home: The folder in which finished parts are kept.
     """
 
     flags: np.ndarray
+    lost: np.ndarray
     exact: np.ndarray
     keys: np.ndarray
     sizes: np.ndarray
@@ -98,7 +100,7 @@ class Survey:
     signed: np.ndarray
     rejected: np.ndarray
     copies: dict[int, int] = field(default_factory=dict)
-    seconds: float = 0.0
+    home: Path = Path()
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -118,7 +120,7 @@ class Survey:
     @property
     def usable(self) -> np.ndarray:
         """[n] rows of which an example can be made."""
-        return ~self.mask(*(code for code, reason in REASONS.items() if reason.hard))
+        return ~self.lost & ~self.mask(*(code for code, reason in REASONS.items() if reason.hard))
 
     def reasons(self) -> dict[str, list[int]]:
         """Code → row numbers, for every reason that was found."""
@@ -181,6 +183,7 @@ def survey(
         done += examined
         progress(done, count)
     found = _collected(home, targets, count)
+    found.home = home
     _compare(found, rows, plan)
     return found
 
@@ -269,7 +272,8 @@ def _columns(examined: Sequence[tuple[Examined, str, str]]) -> dict[str, np.ndar
         scores[index] = [np.nan if s is None else s for s in seen.scores]
     signed = [near.signatures(texts) for texts in parts]
     return {
-        "flags": flags, "sizes": sizes, "scores": scores, "keys": keys, "openings": openings,
+        "flags": flags, "lost": np.array([seen.lost for seen, *_ in examined], bool),
+        "sizes": sizes, "scores": scores, "keys": keys, "openings": openings,
         "exact": np.array([int(exact, 16) for _, exact, _ in examined], np.uint64),
         "signed": near.combined(signed), "rejected": signed[2],
     }  # fmt: skip
@@ -288,10 +292,14 @@ def _hash64(text: str) -> int:
 def _collected(home: Path, targets: Sequence[Path], count: int) -> Survey:
     """Put the columns of all parts together; signatures go to memory-mapped files."""
     shape = (count, near.PERMUTATIONS)
+    files = {name: home / f"{name}-{os.getpid()}.npy" for name in ("signed", "rejected")}
     maps = {
-        name: np.lib.format.open_memmap(home / f"{name}.npy", "w+", np.uint32, shape)
-        for name in ("signed", "rejected")
+        name: np.lib.format.open_memmap(file, "w+", np.uint32, shape)
+        for name, file in files.items()
     }
+    for file in files.values():
+        # The mapping lives on without the name; nothing is left behind, whatever happens.
+        file.unlink()
     parts: dict[str, list[np.ndarray]] = {}
     at = 0
     for target in targets:
@@ -321,10 +329,17 @@ def _compare(found: Survey, rows: Rows, plan: Plan) -> None:
         seen = examine(None, example, None)
         return tuple(near.squeezed(text) for text in seen.said)
 
-    found.copies = near.near_duplicates(found.signed, parts, skip)
-    different = {row: of for row, of in found.copies.items() if _same_images(rows, row, of)}
-    found.copies = different
-    found.add("near_duplicate", np.array(sorted(different), np.int64))
+    known = found.home / "copies.npy"
+    if known.exists():
+        found.copies = dict(np.load(known).tolist())
+    else:
+        copies = near.near_duplicates(found.signed, parts, skip)
+        found.copies = {row: of for row, of in copies.items() if _same_images(rows, row, of)}
+        partial = known.with_suffix(f".{os.getpid()}.tmp")
+        with partial.open("wb") as file:
+            np.save(file, np.array(sorted(found.copies.items()), np.int64).reshape(-1, 2))
+        partial.replace(known)
+    found.add("near_duplicate", np.array(sorted(found.copies), np.int64))
 
 
 def _same_images(rows: Rows, one: int, other: int) -> bool:

@@ -56,6 +56,9 @@ PHONE = re.compile(
 )
 """International numbers, and those of North America, Britain and France as they are written."""
 
+DIGITS = re.compile(r"\d[\d .()-]{5,}\d")
+"""What every telephone number holds; quicker to look for."""
+
 MASKS = {"mail": "[e-mail]", "phone": "[phone]"}
 
 
@@ -111,6 +114,8 @@ def has_personal_data(text: str) -> bool:
     """Find an e-mail address or a telephone number."""
     if "@" in text and MAIL.search(text):
         return True
+    if not DIGITS.search(text):
+        return False
     return any(_digits(match[0]) >= 8 or "555-" in match[0] for match in PHONE.finditer(text))
 
 
@@ -122,8 +127,7 @@ def _digits(text: str) -> int:
 def masked(text: str) -> str:
     """Replace e-mail addresses and telephone numbers."""
     text = MAIL.sub(MASKS["mail"], text) if "@" in text else text
-    keep = lambda m: m[0] if not has_personal_data(m[0]) else MASKS["phone"]  # noqa: E731
-    return PHONE.sub(keep, text)
+    return PHONE.sub(lambda m: MASKS["phone"] if has_personal_data(m[0]) else m[0], text)
 
 
 def plays_speaker(answer: str) -> bool:

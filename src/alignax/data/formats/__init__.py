@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from alignax.data.formats import hh, question, sft, sharegpt, trl
+from alignax.data.formats import comparison, hh, question, ranked, sft, sharegpt, trl
 from alignax.data.formats.turns import RowProblem
 from alignax.data.images import references
 from alignax.data.readers import Broken, as_turns
@@ -45,6 +45,14 @@ _PAIR = ("prompt", "chosen", "rejected", "system", "system_prompt", "tools", "me
 _ASKED = (*trl.ASKING, "input", "history", "system", "system_prompt")
 
 FORMATS: dict[str, Format] = {
+    "oasst": Format(
+        "pair", ranked.matches_tree, ranked.parse, (*_PAIR, ranked.MARK, "tree"),
+        "prompt: a message with nested, ranked replies",
+    ),
+    "ranked": Format(
+        "pair", ranked.matches_ranked, ranked.parse, (*_PAIR, ranked.MARK, "images", "image"),
+        "prompt; responses, answers or completions with scores or ranks",
+    ),
     "hh": Format(
         "pair", hh.matches, hh.parse, ("prompt", "chosen", "rejected"),
         "chosen, rejected: Human/Assistant transcripts",
@@ -64,6 +72,14 @@ FORMATS: dict[str, Format] = {
         "pair", question.matches_pair, question.parse_pair, (*_ASKED, "chosen", "rejected"),
         "question or instruction, [input,] chosen, rejected: text",
     ),
+    "comparison": Format(
+        "pair", comparison.matches, comparison.parse, comparison.COLUMNS,
+        "prompt; two answers (output_1, output_2; response_a, response_b; …); label or scores",
+    ),
+    "texts": Format(
+        "pair", comparison.matches_texts, comparison.parse_texts, ("text", "score"),
+        "text: two transcripts; score: two numbers",
+    ),
     "messages": Format(
         "sft", sft.matches_messages, sft.parse_messages,
         ("messages", "conversations", "system", "system_prompt", "tools", "label"),
@@ -79,6 +95,9 @@ FORMATS: dict[str, Format] = {
         "instruction or question, [input,] output",
     ),
 }  # fmt: skip
+
+RATINGS = ("label", "kto_tag")
+"""Columns that call one answer good or bad."""
 
 IMAGE_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
 
@@ -187,7 +206,7 @@ def parse_row(
     Args:
         format_name: The format of the data set.
         row: What was read.
-        kind: ``"pair"`` or ``"sft"``.
+        kind: ``"pair"``, ``"sft"``, or ``"kto"``: one answer, good or bad.
         row_id: For the example.
         place: For the example and for messages.
         detected: The format was found, not named: rows that plainly have another are dropped.
@@ -201,7 +220,8 @@ def parse_row(
     if not isinstance(row, Mapping):
         return Dropped(row_id, "wrong_type", f"the row is {type(row).__name__}", place)
     images = references(row)
-    row = {name: as_turns(value) for name, value in row.items()}
+    rated = kind == "kto"
+    row = {n: as_turns(value) for n, value in row.items() if not (rated and n in RATINGS)}
     other = other_format(format_name, row) if detected else ""
     if other:
         detail = f"the row has format {other}, most of the file {format_name}"

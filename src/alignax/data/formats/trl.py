@@ -62,14 +62,14 @@ def scores(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
     nested = row.get("metadata")
     for holder in (row, nested if isinstance(nested, Mapping) else {}):
         for name in sorted(c for c in holder if "chosen" in c and is_score(c)):
-            ours = _number(holder[name])
-            theirs = _number(holder.get(name.replace("chosen", "rejected")))
+            ours = number(holder[name])
+            theirs = number(holder.get(name.replace("chosen", "rejected")))
             if ours is not None and theirs is not None:
                 return ours, theirs
     return None, None
 
 
-def _number(value: Any) -> float | None:
+def number(value: Any) -> float | None:
     """Read a number, as CSV writes it too; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None

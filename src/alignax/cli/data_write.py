@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows → files of rows: filtered, split, converted. What is left out has a file of its own."""
+
+import argparse
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from alignax.cli import terminal
+from alignax.cli.auditing import Audited, audit_rows
+from alignax.data.convert import FORMS, mask
+from alignax.data.examine import examine
+from alignax.data.overlap import EvalPrompts
+from alignax.data.texts import normalised
+from alignax.errors import DataError, RunError, UsageError
+from alignax.reasons import REASONS
+from alignax.recipe import Recipe
+from alignax.records import Dropped
+
+
+def _audited(arguments: argparse.Namespace, recipe: Recipe) -> Audited:
+    return audit_rows(
+        recipe.data, kind=arguments.kind, against=arguments.against, workers=arguments.workers,
+        seed=arguments.seed,
+    )  # fmt: skip
+
+
+def _free(arguments: argparse.Namespace, *targets: Path) -> None:
+    """Refuse to replace files unless told to."""
+    there = [str(target) for target in targets if target.exists()]
+    if there and not arguments.force:
+        raise RunError(f"{there[0]} exists; nothing was written", hint="--force replaces it")
+
+
+def _write(target: Path, rows: Iterable[Any]) -> int:
+    """Write JSON lines, atomically."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.tmp")
+    count = 0
+    with partial.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
+    partial.replace(target)
+    return count
+
+
+def _dropped_rows(audited: Audited) -> Iterator[dict[str, Any]]:
+    """Each dropped row with its number, place, reason and content."""
+    for row, code in audited.verdicts.dropped.items():
+        example = audited.example(row)
+        exact = isinstance(example, Dropped) and example.reason == code
+        detail = example.detail if exact else f"rows that {REASONS[code].meaning}"  # type: ignore[union-attr]
+        place = audited.rows.place(row)
+        yield {
+            "row": row, "place": place, "reason": code, "detail": detail, "data": audited.rows[row],
+        }  # fmt: skip
+
+
+def filter_rows(arguments: argparse.Namespace, recipe: Recipe) -> int:
+    """Write the rows that stay, and the others with their reasons."""
+    if arguments.suspicious is not None:
+        if not 0 < arguments.suspicious < 1:
+            raise UsageError(f"--suspicious must lie between 0 and 1, got {arguments.suspicious}")
+        filters = {**recipe.data.filters, "suspicious_share": arguments.suspicious}
+        data = recipe.data.model_copy(update={"filters": filters})
+        recipe = recipe.model_copy(update={"data": data})
+    target = Path(arguments.output)
+    beside = target.with_name("dropped.jsonl")
+    if beside == target:
+        raise UsageError("--output must not be dropped.jsonl, which holds the dropped rows")
+    _free(arguments, target, beside)
+    audited = _audited(arguments, recipe)
+    kept = audited.verdicts.kept(audited.count)
+    _write(target, (audited.rows[row] for row in kept.tolist()))
+    lost = _write(beside, _dropped_rows(audited))
+    terminal.say(f"{len(kept)} of {audited.count} rows stay: {target}; {lost} dropped: {beside}")
+    for code, count in sorted(audited.verdicts.effects.items(), key=lambda item: -item[1]):
+        terminal.say(f"  {code}: {count}")
+    terminal.write_result(
+        {"rows": audited.count, "kept": len(kept), "dropped": lost, "by": audited.verdicts.effects}
+    )
+    return 0
+
+
+def split_rows(arguments: argparse.Namespace, recipe: Recipe) -> int:
+    """Write training and held-out rows by the hash of the first user turn."""
+    if not 0 < arguments.fraction < 1:
+        raise UsageError(f"--fraction must lie between 0 and 1, got {arguments.fraction}")
+    folder = Path(arguments.output)
+    targets = {name: folder / f"{name}.jsonl" for name in ("train", "eval", "dropped")}
+    _free(arguments, *targets.values())
+    audited = _audited(arguments, recipe)
+    kept = audited.verdicts.kept(audited.count).tolist()
+    sides: dict[str, list[int]] = {"train": [], "eval": []}
+    asked = {row: first_turn(audited, row) for row in kept}
+    for row in kept:
+        sides["eval" if share(asked[row]) < arguments.fraction else "train"].append(row)
+    for name, rows in sides.items():
+        _write(targets[name], (audited.rows[row] for row in rows))
+    _write(targets["dropped"], _dropped_rows(audited))
+    held = EvalPrompts(asked[row] for row in sides["eval"])
+    turns = {normalised(asked[row]) for row in sides["eval"]}
+    same = sum(normalised(asked[row]) in turns for row in sides["train"])
+    near = sum(held.asks(asked[row]) for row in sides["train"])
+    terminal.say(
+        f"{len(sides['train'])} training rows, {len(sides['eval'])} held out: {folder}; leakage: "
+        f"{same} training rows have a held-out first turn, {near} hold half of one's 8-grams"
+    )
+    counts = {"train": len(sides["train"]), "eval": len(sides["eval"])}
+    dropped = len(audited.verdicts.dropped)
+    terminal.write_result({**counts, "dropped": dropped, "leaked": same, "similar": near})
+    return 0
+
+
+def first_turn(audited: Audited, row: int) -> str:
+    """What a row's user asks first."""
+    return examine(None, audited.example(row), None).asked
+
+
+def share(turn: str) -> float:
+    """A number from 0 to 1 that is the same for the same first turn, in any file."""
+    digest = hashlib.blake2b(normalised(turn).encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def convert_rows(arguments: argparse.Namespace, recipe: Recipe) -> int:
+    """Write rows in another form."""
+    target = Path(arguments.output)
+    beside = target.with_name("dropped.jsonl")
+    if beside == target:
+        raise UsageError("--output must not be dropped.jsonl, which holds the dropped rows")
+    _free(arguments, target, beside)
+    audited = _audited(arguments, recipe)
+    made = _write(target, _converted(audited, arguments.to, masking=arguments.mask))
+    lost = _write(beside, _dropped_rows(audited))
+    terminal.say(f"{made} rows in form {arguments.to}: {target}; {lost} rows dropped: {beside}")
+    terminal.write_result({"rows": audited.count, "written": made, "dropped": lost})
+    return 0
+
+
+def _converted(audited: Audited, form: str, *, masking: bool) -> Iterator[dict[str, Any]]:
+    """Convert the rows that stay; a rated row keeps its rating."""
+    for row in audited.verdicts.kept(audited.count).tolist():
+        example = audited.example(row)
+        if isinstance(example, Dropped):
+            continue
+        try:
+            made = list(FORMS[form](example))
+        except ValueError as error:
+            raise DataError(f"{audited.rows.place(row)}: {error}") from error
+        if audited.plan.kind == "kto":
+            label = audited.rows[row].get("label", audited.rows[row].get("kto_tag"))
+            made = [{**one, "label": label} for one in made]
+        yield from (mask(one) if masking else one for one in made)
+
+
+VERBS = {"filter": filter_rows, "split": split_rows, "convert": convert_rows}
