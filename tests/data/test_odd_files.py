@@ -8,7 +8,8 @@ import json
 import pytest
 
 from alignax.data.formats import detect, parse_row
-from alignax.data.readers import read_files
+from alignax.data.readers import Broken, read_files
+from alignax.data.sources import open_rows
 from alignax.errors import DataError
 from alignax.records import Dropped
 from tests.data.toys import assistant, user
@@ -218,3 +219,14 @@ def test_a_prompt_that_is_a_transcript_stays_text_among_plain_rows():
     row = {"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": " a", "rejected": " b"}
     kept = parse_row("trl", row, kind="pair", row_id="1", place="p", detected=True)
     assert (kept.prompt, *kept.answers) == (row["prompt"], " a", " b")
+
+
+def test_a_damaged_escape_in_a_list_costs_its_row_only(tmp_path):
+    rows = [json.dumps({"prompt": f"q{i}", "chosen": "a\\b", "rejected": "c"}) for i in range(60)]
+    rows[7] = rows[7].replace("q7", r"\user@example.com")
+    file = tmp_path / "rows.json"
+    file.write_text("[" + ",\n".join(rows) + "]")
+    found = open_rows(str(file), cache_dir=tmp_path / "c")
+    assert len(found) == 60
+    assert isinstance(found[7], Broken)
+    assert found[8]["chosen"] == "a\\b"

@@ -5,6 +5,7 @@ Signatures come from ``rensa``. Only they are kept for all rows (on disk, memory
 are found by sorting one band after another, so memory is a few numbers a row.
 """
 
+import mmap
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
@@ -42,7 +43,7 @@ def squeezed(text: str) -> str:
 
 def signatures(texts: Sequence[str]) -> np.ndarray:
     """Sign squeezed texts: [n, PERMUTATIONS] uint32."""
-    from rensa import RMinHash
+    from rensa import RMinHash  # type: ignore[attr-defined]
 
     if not texts:
         return np.zeros((0, PERMUTATIONS), np.uint32)
@@ -89,7 +90,15 @@ def _keys(signed: np.ndarray, start: int, width: int) -> np.ndarray:
             mixed = (mixed ^ column) * _FACTOR
             mixed ^= mixed >> np.uint64(31)
         keys[at : at + len(part)] = mixed
+        release(signed)
     return keys
+
+
+def release(array: np.ndarray) -> None:
+    """Let go of a memory-mapped file's pages; they stay on disk, or in the system's cache."""
+    mapped = getattr(array, "_mmap", None)
+    if mapped is not None and hasattr(mapped, "madvise"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _within(signed: np.ndarray, keys: np.ndarray, order: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -105,6 +114,7 @@ def _within(signed: np.ndarray, keys: np.ndarray, order: np.ndarray) -> Iterator
             one, other = order[earlier[at : at + (1 << 15)]], order[later[at : at + (1 << 15)]]
             alike = (signed[one] == signed[other]).mean(1) >= LIKE - 0.12
             yield from zip(one[alike].tolist(), other[alike].tolist(), strict=True)
+            release(signed)
 
 
 def nearly_equal(ours: Sequence[str], theirs: Sequence[str]) -> bool:

@@ -46,6 +46,13 @@ CELL_LIMIT = 1 << 28
 """Characters of one CSV cell, at most."""
 
 
+BAD_ESCAPE = re.compile(r'(?<!\\)((?:\\\\)*)\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+"""A backslash that begins no escape of JSON."""
+
+DAMAGED = "\ue000\ufffd\ue000"
+"""What stands for it while the other rows are read."""
+
+
 class Broken(str):
     """A line that is not JSON; ``error`` says why."""
 
@@ -152,6 +159,9 @@ def _whole(path: Path, text: str) -> list[Any] | None:
     except json.JSONDecodeError as error:
         if text.lstrip().startswith("{") or error.msg == "Extra data":
             return None
+        mended = _without_escapes(text) if "escape" in error.msg else None
+        if mended is not None:
+            return mended
         raise DataError(
             f"{path}: not JSON at line {error.lineno}: {error}",
             hint="the file must be a JSON list of objects, or one JSON object a line",
@@ -173,6 +183,30 @@ def _whole(path: Path, text: str) -> list[Any] | None:
             hint="write one JSON object a row (in pandas: orient='records')",
         )
     return value[wrapped[0]] if wrapped else [value]
+
+
+def _without_escapes(text: str) -> list[Any] | None:
+    """Parse a list some of whose rows have damaged escapes; those rows come as broken ones.
+
+    Returns:
+        None if something else is wrong, too, or more than ``BROKEN_SHARE`` of the rows are broken.
+    """
+    try:
+        value = parse_json(BAD_ESCAPE.sub(lambda match: match[1] + DAMAGED, text))
+    except ValueError:
+        return None
+    if not isinstance(value, list):
+        return None
+    rows: list[Any] = []
+    broken = 0
+    for row in value:
+        said = json.dumps(row, ensure_ascii=False)
+        if DAMAGED in said:
+            row = Broken(said.replace(DAMAGED, "\\"))
+            row.error = "not JSON: a damaged escape"
+            broken += 1
+        rows.append(row)
+    return rows if broken <= BROKEN_SHARE * len(rows) else None
 
 
 def _is_columns(value: dict[str, Any]) -> bool:

@@ -22,6 +22,9 @@ from alignax.reasons import REASONS, Filters
 EASY = 0.85
 """Accuracy of a trivial rule from which it is what the model will learn."""
 
+MOST_COMPARED = 250_000
+"""Rejected answers that are compared with each other, at most; ``n`` says how many were."""
+
 NOTABLE = 0.01
 """Share of the rows from which a property is worth a sentence of advice."""
 
@@ -61,11 +64,14 @@ def statistics(found: Survey, said: Said, *, pairs: bool, seed: int = 0) -> dict
         ),
         "refusals": refusals(answers),
         "languages": language_mix([(t[0], t[1], t[2]) for t in texts]),
-        "diversity": diversity(
-            found.rejected[found.usable], [text[2] for text in texts], seed=seed
-        ),
+        "diversity": diversity(_rejected(found), [text[2] for text in texts], seed=seed),
         "margins": _quantiles(margins[~np.isnan(margins)]),
     }
+
+
+def _rejected(found: Survey) -> np.ndarray:
+    """Signatures of usable rejected answers, of the first ``MOST_COMPARED`` of them."""
+    return found.rejected[np.flatnonzero(found.usable)[:MOST_COMPARED]]
 
 
 def _lengths(found: Survey, *, pairs: bool) -> dict[str, Any]:

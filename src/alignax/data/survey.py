@@ -211,7 +211,7 @@ def write_part(rows: Rows, plan: Plan, part: range, target: Path) -> None:
     columns = _columns(examined)
     partial = target.with_suffix(f".{os.getpid()}.tmp")
     with partial.open("wb") as file:
-        np.savez(file, **columns)
+        np.savez(file, **columns)  # type: ignore[arg-type]
     partial.replace(target)
 
 
@@ -310,7 +310,10 @@ def _collected(home: Path, targets: Sequence[Path], count: int) -> Survey:
                 else:
                     parts.setdefault(name, []).append(stored[name])
             at += len(stored["flags"])
-    return Survey(**{name: np.concatenate(columns) for name, columns in parts.items()}, **maps)
+        for mapped in maps.values():
+            near.release(mapped)
+    columns: dict[str, Any] = {name: np.concatenate(found) for name, found in parts.items()}
+    return Survey(**columns, **maps)  # type: ignore[arg-type]
 
 
 def _compare(found: Survey, rows: Rows, plan: Plan) -> None:
