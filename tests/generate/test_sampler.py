@@ -12,7 +12,7 @@ from alignax.generate import program
 from alignax.generate.choice import Choice
 from alignax.generate.queue import bucket
 from alignax.generate.sampler import Sampler, by_bucket
-from alignax.models.cache import extend
+from alignax.models.cache import init_cache
 from alignax.models.config import DecoderConfig
 from alignax.models.decoder import random_model
 from alignax.models.layers import LoRAParam
@@ -181,14 +181,17 @@ def test_an_answer_without_limit_takes_no_more_memory_than_the_positions(sampler
     assert (len(answer.ids), sampler.room([1] * 250)) == (6, 6)
 
 
-def test_a_cache_refuses_what_it_has_no_room_for():
-    stored = jnp.zeros((1, 4, 2))
-    grown = extend(stored, jnp.ones((1, 2, 2)), 2)
-    assert grown[0, :, 0].tolist() == [0, 0, 1, 1]
+def test_a_cache_refuses_what_it_has_no_room_for(model):
+    cache = init_cache(CONFIG, 1, 4, jnp.float32)
+    ones = jnp.ones((1, 2), jnp.int32)
+    _, grown = model.decode(ones, jnp.asarray([[0, 1]]), cache._replace(length=jnp.int32(2)))
+    assert grown.positions.tolist() == [[-1, -1, 0, 1]]
     with pytest.raises(ValueError, match="2 tokens from slot 3 on do not fit into a cache of 4"):
-        extend(stored, jnp.ones((1, 2, 2)), jnp.int32(3))
+        model.decode(ones, jnp.asarray([[0, 1]]), cache._replace(length=jnp.asarray([1, 3])))
     with pytest.raises(ValueError, match="5 tokens do not fit into a cache of 4"):
-        jax.jit(extend)(stored, jnp.ones((1, 5, 2)), 0)
+        jax.jit(lambda cache: model.decode(jnp.ones((1, 5), int), jnp.ones((1, 5), int), cache))(
+            cache
+        )
 
 
 def test_buckets():

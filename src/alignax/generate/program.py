@@ -36,8 +36,8 @@ class Block(NamedTuple):
 
     Attributes:
         logits: [p, v] after the last token of each prompt.
-        keys: [l, p, t, k, h] of the prompts.
-        values: [l, p, t, k, h].
+        keys: [l, p, k, h, t] of the prompts.
+        values: [l, p, k, t, h].
         ids: [p, t] prompt ids, padded on the right.
         lengths: [p] tokens of each prompt; 0 for none.
     """
@@ -136,17 +136,18 @@ def _read(plan: Plan, weights: Any, ids_pt: Any, lengths_p: Any) -> Block:
 def _enter(plan: Plan, stop_ids: Any, slots: Slots, block: Block, entry: Entry) -> Slots:
     """Give slots to prompts of a block and choose the first token of their answers."""
     new_s, row_s = entry.source >= 0, jnp.maximum(entry.source, 0)
-    capacity, t = slots.cache.positions.shape[1], block.ids.shape[1]
+    t = block.ids.shape[1]
 
     def renew(old: Any, value: Any) -> Any:
         return jnp.where(new_s.reshape(-1, *(1,) * (old.ndim - 1)), value, old)
 
-    def stored(old: Any, read: Any) -> Any:
-        part = jnp.where(new_s[:, None, None, None], read[:, row_s], old[:, :, :t])
-        return jax.lax.dynamic_update_slice_in_dim(old, part, 0, axis=2)
+    def stored(old: Any, read: Any, axis: int) -> Any:
+        held = jax.lax.slice_in_dim(old, 0, t, axis=axis)
+        part = jnp.where(new_s[:, None, None, None], read[:, row_s], held)
+        return jax.lax.dynamic_update_slice_in_dim(old, part, 0, axis=axis)
 
     lengths_s = block.lengths[row_s]
-    index_1c = jnp.arange(capacity)[None]
+    index_1c = jnp.arange(slots.cache.room)[None]
     positions_sc = jnp.where(index_1c < lengths_s[:, None], index_1c, -1)
     slots = slots._replace(
         counts=renew(slots.counts, 0),
@@ -157,8 +158,8 @@ def _enter(plan: Plan, stop_ids: Any, slots: Slots, block: Block, entry: Entry) 
         keys=jnp.where(new_s, entry.keys, slots.keys),
         settings=jax.tree.map(renew, slots.settings, entry.settings),
         cache=KVCache(
-            stored(slots.cache.keys, block.keys),
-            stored(slots.cache.values, block.values),
+            stored(slots.cache.keys, block.keys, 4),
+            stored(slots.cache.values, block.values, 3),
             renew(slots.cache.positions, positions_sc),
             renew(slots.cache.length, lengths_s),
         ),

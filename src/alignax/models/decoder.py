@@ -29,7 +29,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from alignax.models.attention import BACKENDS, GLOBAL, SAVED, Layout, masked_attention
-from alignax.models.cache import KVCache, extend
+from alignax.models.cache import KVCache, mark, require_room, store
 from alignax.models.config import DecoderConfig
 from alignax.models.layers import Attention, GatedMLP, RMSNorm, split_key
 from alignax.models.rotary import example_lengths, rotary_tables
@@ -196,7 +196,8 @@ class Decoder(nnx.Module):
         Returns:
             Final hidden states and the grown cache.
         """
-        seen_bc = extend(cache.positions, positions_bt, cache.length)
+        require_room(cache, ids_bt.shape[1])
+        seen_bc = mark(cache.positions, positions_bt, cache.length)
         back_btc = positions_bt[..., None] - seen_bc[:, None]
         mask_btc = (seen_bc[:, None] >= 0) & (back_btc >= 0)
 
@@ -204,9 +205,7 @@ class Decoder(nnx.Module):
             seen_btc = mask_btc if window is None else mask_btc & (back_btc < window)
 
             def attend(q: Any, k: Any, v: Any) -> Any:
-                keys, values = (
-                    extend(old, new, cache.length) for old, new in zip(memory, (k, v), strict=True)
-                )
+                keys, values = store(*memory, k, v, cache.length)
                 values_btnh = masked_attention(q, keys, values, seen_btc, self.config.attention)
                 return values_btnh, (keys, values)
 
