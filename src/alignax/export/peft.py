@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from alignax.export.folder import new_folder, read_manifest, write_manifest
 from alignax.export.tokenizer import save_tokenizer
 from alignax.files import write_json
 from alignax.models.decoder import Decoder
-from alignax.models.lora import BLOCKS, LoraSpec, adapter_to_peft
+from alignax.models.lora import BLOCKS, LoraSpec, adapted, adapter_to_peft
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -71,7 +72,8 @@ def write_adapter(
     size = sum(tensor.nbytes for tensor in tensors.values())
     with new_folder(Path(folder), run=facts.run, weight_bytes=size) as partial:
         save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
-        write_json(partial / CONFIG, adapter_config(lora, facts.base))
+        named = replace(lora, targets=tuple(adapted(model)))
+        write_json(partial / CONFIG, adapter_config(named, facts.base))
         save_tokenizer(partial, tokenizer)
         card = model_card(facts, "adapter", dtype="float32")
         (partial / "README.md").write_text(card, encoding="utf-8")

@@ -11,6 +11,8 @@ Parameters (all layers of a kind in one array, so compile time does not grow wit
     layers.post_norm.scale                    [l, d]         before the MLP
     layers.mlp_out_norm.scale                 [l, d]         after the MLP, where ``norms``
     layers.mlp.{gate,up,down}_proj.kernel     [l, in, out]   (.bias [l, out])
+    layers.mlp.router.kernel                  [l, d, e]      with experts, in place of the MLP's
+    layers.mlp.expert_{gate,up,down}.kernel   [l, e, in, out]
     final_norm.scale                          [d]
     lm_head.weight                            [v, d]         absent when tied
 
@@ -31,6 +33,7 @@ from jaxtyping import Array, Float, Int
 from alignax.models.attention import BACKENDS, GLOBAL, SAVED, Layout, masked_attention
 from alignax.models.cache import KVCache, mark, require_room, store
 from alignax.models.config import DecoderConfig
+from alignax.models.experts import ExpertMLP
 from alignax.models.layers import Attention, GatedMLP, RMSNorm, split_key
 from alignax.models.rotary import example_lengths, rotary_tables
 
@@ -84,7 +87,7 @@ class Layers(nnx.Module):
         self.input_norm, self.attention_out_norm = norm("before"), norm("after")
         self.attention = Attention(config, dtype)
         self.post_norm, self.mlp_out_norm = norm("before"), norm("after")
-        self.mlp = GatedMLP(config, dtype)
+        self.mlp = GatedMLP(config, dtype) if config.experts is None else ExpertMLP(config, dtype)
         self.residual_scale = config.residual_scale
 
     def __call__(

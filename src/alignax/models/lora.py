@@ -17,7 +17,7 @@ from flax import nnx
 
 from alignax.errors import ModelError, UsageError
 from alignax.models.decoder import Decoder
-from alignax.models.layers import Linear, LoRAParam
+from alignax.models.layers import GatedMLP, Linear, LoRAParam
 
 BLOCKS = {
     "q_proj": "self_attn", "k_proj": "self_attn", "v_proj": "self_attn", "o_proj": "self_attn",
@@ -49,9 +49,11 @@ class LoraSpec:
 
 
 def projections(model: Decoder) -> dict[str, Linear]:
-    """Every stacked projection of a decoder by its published name."""
-    blocks = {"self_attn": model.layers.attention, "mlp": model.layers.mlp}
-    return {name: getattr(blocks[block], name) for name, block in BLOCKS.items()}
+    """Every stacked projection of a decoder by its published name; experts are none."""
+    blocks: dict[str, nnx.Module] = {"self_attn": model.layers.attention}
+    if isinstance(model.layers.mlp, GatedMLP):
+        blocks["mlp"] = model.layers.mlp
+    return {name: getattr(blocks[block], name) for name, block in BLOCKS.items() if block in blocks}
 
 
 def adapted(model: Decoder) -> dict[str, Linear]:
@@ -66,15 +68,16 @@ def add_lora(model: Decoder, spec: LoraSpec, *, key: jax.Array) -> None:
         UsageError: Some targets match no projection; tried and available names are listed.
     """
     available = projections(model)
-    unknown = [name for name in spec.names if name not in available]
-    if unknown or not spec.names:
+    wanted = tuple(available) if spec.targets == "all-linear" else spec.names
+    unknown = [name for name in wanted if name not in available]
+    if unknown or not wanted:
         raise UsageError(
-            f"lora.targets match no projection: tried {', '.join(spec.names) or 'nothing'}; "
+            f"lora.targets match no projection: tried {', '.join(wanted) or 'nothing'}; "
             f"without a match: {', '.join(unknown) or 'all'}",
             hint=f"available: {', '.join(available)}, or all-linear",
         )
     for index, name in enumerate(BLOCKS):
-        if name not in spec.names:
+        if name not in wanted:
             continue
         linear = available[name]
         layers, width_in, width_out = linear.kernel[...].shape

@@ -24,6 +24,8 @@ LAYOUT: dict[str, tuple[str | None, ...]] = {
     **{f"{n}.kernel": (None, "fsdp", "tensor") for n in ("q_proj", "k_proj", "v_proj")},
     **{f"{n}.kernel": (None, "fsdp", "tensor") for n in ("gate_proj", "up_proj")},
     **{f"{n}.kernel": (None, "tensor", "fsdp") for n in ("o_proj", "down_proj")},
+    **{f"{n}.kernel": (None, None, "fsdp", "tensor") for n in ("expert_gate", "expert_up")},
+    "expert_down.kernel": (None, None, "tensor", "fsdp"),
 }
 """Last two parts of a parameter's name → mesh axis of each dimension; all else is whole."""
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoder configuration → the table of tensor names that nearly all families share."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -101,3 +102,23 @@ def projection_names(
     if not config.has_bias(ours):
         return [kernel]
     return [kernel, TensorName(f"{where}.bias", f"{stem}.bias", f"{other}.bias", rows=rows)]
+
+
+def expert_names(block: str, parts: Mapping[str, str]) -> list[TensorName]:
+    """Router and experts, under the block's name and the names of the experts' projections."""
+    stem = f"model.layers.{{l}}.{block}"
+    router = TensorName(
+        "layers.mlp.router.kernel",
+        f"{stem}.gate.weight",
+        "blk.{l}.ffn_gate_inp.weight",
+        transposed=True,
+    )
+    return [router] + [
+        TensorName(
+            f"layers.mlp.{ours}.kernel",
+            f"{stem}.experts.{{e}}.{theirs}.weight",
+            f"blk.{{l}}.ffn_{ours.removeprefix('expert_')}_exps.weight",
+            transposed=True,
+        )
+        for ours, theirs in parts.items()
+    ]
