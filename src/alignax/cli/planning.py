@@ -23,9 +23,10 @@ from alignax.errors import ModelError, UsageError
 from alignax.export.peft import read_adapter
 from alignax.models.config import DecoderConfig
 from alignax.models.decoder import REMAT
+from alignax.models.demo import DEMOS
 from alignax.models.footprint import Job, parameter_counts
 from alignax.models.lora import LoraSpec
-from alignax.models.source import DEMO, read_config_of, resolve_model
+from alignax.models.source import read_config_of, resolve_model
 from alignax.recipe import Recipe
 from alignax.shapes import TILE
 from alignax.train.loop import measure_peak_flops
@@ -55,7 +56,7 @@ def model_shape(path: str) -> DecoderConfig:
     """
     if path.lower() in SHAPES:
         return SHAPES[path.lower()]
-    if path != DEMO and not Path(path).exists():
+    if path not in DEMOS and not Path(path).exists():
         raise ModelError(
             f"no model at {path!r}: no such file, folder or named shape",
             hint=f"shapes: {', '.join(SHAPES)}; a plan fetches nothing",

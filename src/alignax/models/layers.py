@@ -142,12 +142,13 @@ class Attention(nnx.Module):
         self.o_proj = projection(config, "o_proj", dtype)
         self.head_dim = config.head_dim
         self.qk_norm = config.qk_norm
-        self.q_norm, self.k_norm = (
+        norms: list[Any] = [
             RMSNorm((config.layer_count, width), config, dtype)
             if config.qk_norm
             else nnx.data(None)
             for width in self._normed_widths(config)
-        )
+        ]
+        self.q_norm, self.k_norm = norms
 
     @staticmethod
     def _normed_widths(config: DecoderConfig) -> tuple[int, int]:

@@ -88,8 +88,8 @@ def _scaling(kind: Any, fields: Any, positions: int, width: int) -> RopeScaling:
         return RopeScaling("dynamic", fields.number("factor", 1.0), original_positions=positions)
     original = fields.size(_ORIGINAL, default=positions or 1)
     if kind == "llama3":
-        numbers = (fields.number(key, 1.0) for key in _NEEDED["llama3"])
-        return RopeScaling("llama3", *numbers, original)
+        factor, low, high = (fields.number(key, 1.0) for key in _NEEDED["llama3"])
+        return RopeScaling("llama3", factor, low, high, original)
     ratio = positions / original if original else 1.0
     factor = fields.number("factor", max(ratio, 1.0))
     if kind == "yarn":
