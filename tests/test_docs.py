@@ -9,6 +9,7 @@ import yaml
 
 from alignax.cli.main import VERBS
 from alignax.data.formats import FORMATS, detect, parse_row
+from alignax.data.formats.ranked import pairs
 from alignax.losses import LOSSES, build_loss
 from alignax.losses.knobs import RATIO, TERMS
 from alignax.recipe import ALIASES, flatten, known_keys
@@ -40,6 +41,7 @@ def test_every_format_has_an_example():
 @pytest.mark.parametrize(("name", "row"), examples())
 def test_examples_are_read_as_the_format_they_stand_under(name, row):
     kind = FORMATS[name].kind
+    (row,) = pairs(row, "best-worst")
     assert detect("auto", [row], kind=kind, source="docs") == name
     example = parse_row(name, row, kind=kind, row_id="0", place="docs")
     assert not isinstance(example, Dropped), example
@@ -49,8 +51,9 @@ def test_every_reason_is_explained():
     sources = "".join(path.read_text() for path in (SOURCE / "data").rglob("*.py"))
     raised = set(re.findall(r'(?:RowProblem|Dropped)\((?:row_id, )?\s*"([a-z_]+)"', sources))
     fatal = {"tools_in_text", "tools_lost"}
+    renamed = {"empty_answer"}  # said of an answer before it is known which
     assert len(raised) > 20
-    assert not {reason for reason in raised - fatal if f"`{reason}`" not in DATA}
+    assert not {reason for reason in raised - fatal - renamed if f"`{reason}`" not in DATA}
 
 
 def settings_in(text):

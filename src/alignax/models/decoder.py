@@ -208,7 +208,8 @@ class Decoder(nnx.Module):
             seen_btc = mask_btc if window is None else mask_btc & (back_btc < window)
 
             def attend(q: Any, k: Any, v: Any) -> Any:
-                keys, values = store(*memory, k, v, cache.length)
+                keys, values = memory
+                keys, values = store(keys, values, k, v, cache.length)
                 values_btnh = masked_attention(q, keys, values, seen_btc, self.config.attention)
                 return values_btnh, (keys, values)
 
