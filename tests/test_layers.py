@@ -10,8 +10,8 @@ BASE = {"records", "errors", "shapes", "recipe", "sections", "files", "reasons",
 MAY_IMPORT = {
     "records": set(), "errors": set(), "shapes": set(), "sections": set(), "reasons": set(),
     "recipe": {"errors", "sections", "reasons"}, "files": {"errors"},
-    "data": BASE, "models": BASE, "losses": BASE, "metrics": BASE,
-    "train": BASE | {"models", "losses", "metrics"},
+    "data": BASE, "models": BASE, "losses": BASE, "metrics": BASE, "guards": BASE,
+    "train": BASE | {"models", "losses", "metrics", "guards"},
     "generate": BASE | {"models"},
     "export": BASE | {"models"},
     "judge": BASE | {"models", "metrics"},
@@ -19,8 +19,8 @@ MAY_IMPORT = {
     "report": BASE | {"metrics"},
     "serve": BASE | {"generate"},
     "cli": BASE | {
-        "data", "models", "losses", "metrics", "train", "generate", "export", "judge", "evaluate",
-        "report", "serve",
+        "data", "models", "losses", "metrics", "guards", "train", "generate", "export", "judge",
+        "evaluate", "report", "serve",
     },
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from alignax.errors import UsageError
 from alignax.reasons import parse_filters
-from alignax.sections import LossSection, ReferenceSection, Section
+from alignax.sections import GuardsSection, LossSection, ReferenceSection, Section
 
 
 class ModelSection(Section):
@@ -211,6 +211,7 @@ class Recipe(Section):
     reference: ReferenceSection = ReferenceSection()
     optimizer: OptimizerSection = OptimizerSection()
     train: TrainSection = TrainSection()
+    guards: GuardsSection = GuardsSection()
     mesh: MeshSection = MeshSection()
     sample: SampleSection = SampleSection()
     export: ExportSection = ExportSection()
@@ -345,16 +346,20 @@ def parse_value(text: str) -> Any:
 
 def dump_recipe(recipe: Recipe) -> str:
     """Write the resolved recipe as YAML, each setting with its meaning."""
+    return "\n".join(_dump(recipe)) + "\n"
+
+
+def _dump(section: BaseModel) -> list[str]:
+    """Write the lines of one section."""
     lines: list[str] = []
-    for name, value in recipe.model_dump().items():
-        info = Recipe.model_fields[name]
-        if not isinstance(value, dict):
-            lines.append(f"{name}: {_scalar(value)}  # {info.description}")
-            continue
-        lines.append(f"{name}:")
-        fields = info.annotation.model_fields  # type: ignore[union-attr]
-        lines += [f"  {k}: {_scalar(v)}  # {fields[k].description}" for k, v in value.items()]
-    return "\n".join(lines) + "\n"
+    for name, info in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            lines += [f"{name}:", *(f"  {line}" for line in _dump(value))]
+        else:
+            shown = section.model_dump(include={name})[name]
+            lines.append(f"{name}: {_scalar(shown)}  # {info.description}")
+    return lines
 
 
 def _scalar(value: Any) -> str:

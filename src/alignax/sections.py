@@ -102,3 +102,72 @@ class ReferenceSection(Section):
     update_share: float | None = Field(
         default=None, gt=0, le=1, description="soft: the policy's share in an update (0.6)"
     )
+
+
+Action = Literal["none", "warn", "rollback", "stop"]
+"""What follows from a guard's finding."""
+
+
+class KLGuard(Section):
+    """KL(policy ‖ reference) a token on held-out answers."""
+
+    action: Action = Field(default="rollback", description="none, warn, rollback or stop")
+    bottom: float = Field(default=0.01, ge=0, description="below: 'hardly moved' at the end")
+    top: float = Field(default=0.1, gt=0, description="above: the action is taken")
+    rise: float = Field(
+        default=5.0, gt=1, description="factor between two evaluations that is too much"
+    )
+
+
+class LossGuard(Section):
+    """A training loss that runs away."""
+
+    action: Action = Field(default="rollback", description="none, warn, rollback or stop")
+    factor: float = Field(default=2.0, gt=1, description="multiple of the loss before training")
+    window: int = Field(default=8, ge=1, description="steps whose median counts")
+
+
+class GradientGuard(Section):
+    """Gradient norms that jump or vanish."""
+
+    action: Action = Field(default="warn", description="none, warn, rollback or stop")
+    deviations: float = Field(default=10.0, gt=0, description="robust deviations above the median")
+    window: int = Field(default=16, ge=4, description="steps before it that it is compared with")
+
+
+class DisplacementGuard(Section):
+    """Chosen answers that become unlikely while the margin grows."""
+
+    action: Action = Field(default="warn", description="none, warn, rollback or stop")
+    floor: float = Field(default=-0.5, lt=0, description="lowest chosen log-ratio a token, nats")
+
+
+class OverfitGuard(Section):
+    """Held-out loss that rises while training goes on."""
+
+    action: Action = Field(default="warn", description="none, warn, rollback or stop")
+    share: float = Field(default=0.05, ge=0, description="share of the best loss it may be above")
+    patience: int = Field(default=3, ge=1, description="evaluations in a row")
+
+
+class FiniteGuard(Section):
+    """A loss or gradient that is not a number; that update is never applied."""
+
+    action: Literal["rollback", "stop"] = Field(default="rollback", description="rollback or stop")
+
+
+class GuardsSection(Section):
+    """What watches a run, and what follows from what it sees."""
+
+    finite: FiniteGuard = FiniteGuard()
+    kl: KLGuard = KLGuard()
+    loss: LossGuard = LossGuard()
+    gradient: GradientGuard = GradientGuard()
+    displacement: DisplacementGuard = DisplacementGuard()
+    overfit: OverfitGuard = OverfitGuard()
+    max_rollbacks: int = Field(
+        default=2, ge=0, description="rollbacks after which a run ends with exit code 3"
+    )
+    rate_factor: float = Field(
+        default=0.1, gt=0, le=1, description="learning rate after a rollback, times this"
+    )

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from alignax.cli.options import Parser, add_settings, require, settings_of
 
 SECTIONS = (
-    "output", "model.", "data.", "lora.", "loss.", "reference.", "optimizer.", "train.", "mesh.",
-    "sample.", "export.",
+    "output", "model.", "data.", "lora.", "loss.", "reference.", "optimizer.", "train.",
+    "guards.", "mesh.", "sample.", "export.",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from alignax.cli.run_lock import writing
 from alignax.cli.setup import Setup, build_objective, start_state, take_apart
 from alignax.cli.training import model_with, run
 from alignax.data.encode import Encoder
-from alignax.errors import RunError
+from alignax.errors import RunError, StoppedByGuard
 from alignax.export.card import RunFacts
 from alignax.export.huggingface import write_merged
 from alignax.export.peft import write_adapter
@@ -125,10 +125,19 @@ def train_and_export(setup: Setup) -> dict[str, Any]:
         setup.recipe,
         summary,
     )
+    if result.stopped is not None:
+        summary["stopped"] = str(result.stopped)
     setup.compilations.close()
     summary["compilations"] = setup.compilations.summary()
     write_json(setup.folder.summary_file, summary)
     write_report(setup.folder)
+    if result.stopped is not None:
+        raise StoppedByGuard(
+            f"{result.stopped.message}; given up after {setup.recipe.guards.max_rollbacks} "
+            f"rollbacks, and step {best} was exported as the result",
+            problems=result.stopped.problems,
+            hint=result.stopped.hint,
+        )
     return summary
 
 

@@ -34,6 +34,14 @@ class Parser(argparse.ArgumentParser):
         return [flag for action in self._actions for flag in action.option_strings]
 
 
+def _section(dotted: str) -> Any:
+    """Find the class of a section, which may lie in another one."""
+    found: Any = Recipe
+    for name in dotted.split("."):
+        found = found.model_fields[name].annotation
+    return found
+
+
 def add_settings(parser: Parser, *prefixes: str) -> None:
     """Add a flag for every recipe key below the given prefixes (``"data."``, ``"loss.beta"``).
 
@@ -46,7 +54,7 @@ def add_settings(parser: Parser, *prefixes: str) -> None:
         section = key.rpartition(".")[0]
         if section not in groups:
             title = f"{section} settings" if section else "settings"
-            about = Recipe.model_fields[section].annotation.__doc__ if section else None  # type: ignore[union-attr]
+            about = _section(section).__doc__ if section else None
             groups[section] = parser.add_argument_group(title, about)
         names = [f"--{key}"]
         if key in SHORT:

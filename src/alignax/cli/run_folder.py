@@ -18,7 +18,7 @@ from alignax.recipe import Recipe, build_recipe, dump_recipe, flatten
 IRRELEVANT_TO_RESUME = (
     "output", "train.resume", "train.keep", "train.log_steps", "train.profile", "export.",
     "data.cache", "mesh.", "data.path", "data.eval_path", "data.chat_template", "model.path",
-    "model.adapter", "model.attention", "train.memory_limit_gib", "train.memory_check",
+    "model.adapter", "model.attention", "train.memory_limit_gib", "train.memory_check", "guards.",
 )  # fmt: skip
 """Settings that may change between a run and its continuation (another machine, for example).
 
@@ -37,6 +37,7 @@ class RunFolder:
         self.fingerprints_file = self.path / "fingerprints.json"
         self.data_report_file = self.path / "data_report.json"
         self.summary_file = self.path / "summary.json"
+        self.rollbacks_file = self.path / "rollbacks.json"
         self.report_file = self.path / "report.html"
         self.checkpoints = self.path / "checkpoints"
         self.samples = self.path / "samples"

@@ -14,8 +14,9 @@ from alignax.cli import dpo
 from alignax.cli.options import Parser
 
 SECTIONS = (
-    "output", "model.", "data.", "lora.", "loss.type", "optimizer.", "train.", "mesh.", "sample.",
-    "export.",
+    "output", "model.", "data.", "lora.", "loss.type", "optimizer.", "train.", "guards.finite.",
+    "guards.loss.", "guards.gradient.", "guards.overfit.", "guards.max_rollbacks",
+    "guards.rate_factor", "mesh.", "sample.", "export.",
 )  # fmt: skip
 
 

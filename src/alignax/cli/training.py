@@ -2,7 +2,9 @@
 """Setup → trained run: the loop with its parts, checkpoints and listeners."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,10 +19,11 @@ from alignax.data.pipeline import step_batches
 from alignax.models.sharding import commit, place_batch
 from alignax.train.checkpoint import Checkpoints
 from alignax.train.compilations import Compilations
-from alignax.train.hooks import Hook, JsonLines, TensorBoard
+from alignax.train.hooks import Hook, JsonLines, TensorBoard, set_aside_after
 from alignax.train.loop import Cadence, Parts, Result, Speed, fit, measure_peak_flops
 from alignax.train.optimizer import build_optimizer, build_schedule
 from alignax.train.profiler import Profiler, ReadableStep
+from alignax.train.rollback import RollBack, Rollbacks, Watch
 from alignax.train.selftest import check_first_loss, check_first_update
 from alignax.train.step import TrainState, build_train_step
 
@@ -77,39 +80,89 @@ def first_state(setup: Setup, optimizer: optax.GradientTransformation) -> TrainS
     return commit(state, setup.policy.mesh)
 
 
+@dataclass
+class Prepared:
+    """What all attempts of a run share.
+
+    Attributes:
+        setup: Model, rows and settings.
+        step: Compiled update.
+        make_state: Makes the state of step 0.
+        checkpoints: Where states go.
+        rollbacks: Those so far.
+        parts: What the loop works with, but for what belongs to one attempt.
+    """
+
+    setup: Setup
+    step: Callable[..., Any]
+    make_state: Callable[[], TrainState]
+    checkpoints: Checkpoints
+    rollbacks: Rollbacks
+    parts: Callable[..., Parts]
+
+
 def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Checkpoints, float]:
-    """Train: from step 0, or from the newest whole checkpoint of the folder."""
-    recipe, folder, network = setup.recipe, setup.folder, setup.network
+    """Train: from step 0, or from the newest whole checkpoint of the folder.
+
+    A rollback is another attempt from the last healthy checkpoint. When there were too many, the
+    result is that checkpoint, and ``Result.stopped`` says why.
+    """
+    recipe, folder = setup.recipe, setup.folder
     marks = fingerprints(setup)
     changed: list[str] = []
     if recipe.train.resume:
         folder.require_same(marks)
         changed = folder.rewrite_recipe(recipe)
+    passes = HeldOutPass(setup)
+    prepared, state = prepare(setup, passes, sample, marks)
+    checkpoints, rollbacks = prepared.checkpoints, prepared.rollbacks
+    state, evaluations = restore(state, checkpoints, setup)
+    state = rollbacks.slowed(state)
+    if recipe.train.resume and int(state.step) == 0:
+        passes.self_test()
+    started = time.monotonic()
+    events = opening = opening_events(int(state.step), checkpoints, setup, changed)
+    while True:
+        try:
+            result = attempt(prepared, state, evaluations, events)
+            return result, checkpoints, time.monotonic() - started
+        except RollBack as wanted:
+            if rollbacks.exhausted:
+                result = given_up(prepared, wanted, evaluations)
+                return result, checkpoints, time.monotonic() - started
+            to_step = undo(prepared, evaluations)
+            # Noted last: a kill before this line finds the same bad end again and comes back here.
+            line = rollbacks.add(wanted, to_step=to_step)
+            terminal.warn(line)
+            state = rollbacks.slowed(state_at(prepared, to_step))
+            lines = [("rollback", record["line"]) for record in rollbacks.done]
+            # Files of a run that is at step 0 again begin anew.
+            events = lines[-1:] if to_step else [*opening, *lines]
+
+
+def prepare(
+    setup: Setup, passes: HeldOutPass, sample: Callable[[Any, int], None], marks: Any
+) -> tuple[Prepared, TrainState]:
+    """Compile nothing yet, but build all that a run needs; a new run's folder is created here."""
+    recipe, folder = setup.recipe, setup.folder
     tables = row_tables(setup)
     schedule = build_schedule(recipe.optimizer, setup.plan.steps)
     optimizer = build_optimizer(recipe.optimizer, schedule)
-    _, frozen = network.part(setup.start)
+    _, frozen = setup.network.part(setup.start)
     state = first_state(setup, optimizer)
-    passes = HeldOutPass(setup)
     if not recipe.train.resume:
         passes.self_test()
         folder.create(recipe, marks, setup.reports)
     checkpoints = Checkpoints(
         folder.checkpoints, keep=recipe.train.keep, best_metric=recipe.train.best_metric
     )
-    state, evaluations = restore(state, checkpoints, setup)
-    start_step = int(state.step)
-    if recipe.train.resume and start_step == 0:
-        passes.self_test()
     step = build_train_step(
-        network, setup.objective, optimizer, schedule, setup.reference_plan, state
+        setup.network, setup.objective, optimizer, schedule, setup.reference_plan, state
     )
     if recipe.train.profile is not None:
         step = ReadableStep(step)
-    hooks = build_hooks(setup, start_step, step)
-    iterator = step_batches(setup.train, setup.plan, start_step=start_step)
-    parts = Parts(
-        step=watched(step, setup.compilations, hooks, start_step),
+    parts = partial(
+        Parts,
         frozen=frozen,
         live=setup.reference if setup.reference_plan.mode == "live" else None,
         tables=tables,
@@ -119,22 +172,81 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
         sample=sample,
         after_first=first_update_check(setup),
         record={"recipe": marks["recipe"], "total_steps": setup.plan.steps},
-        data_state=iterator.get_state,
     )
-    started = time.monotonic()
+    rollbacks = Rollbacks(folder.rollbacks_file, recipe.guards)
+    prepared = Prepared(
+        setup, step, lambda: first_state(setup, optimizer), checkpoints, rollbacks, parts
+    )
+    return prepared, state
+
+
+def attempt(
+    prepared: Prepared,
+    state: TrainState,
+    evaluations: dict[int, dict[str, float]],
+    events: Sequence[tuple[str, str]],
+) -> Result:
+    """Train from a state to the end, to a signal, or to a guard's objection."""
+    setup, start_step = prepared.setup, int(state.step)
+    hooks = build_hooks(setup, start_step, prepared.step)
+    iterator = step_batches(setup.train, setup.plan, start_step=start_step)
+    watch = Watch(setup.recipe.guards, evaluations)
+    parts = prepared.parts(
+        step=watched(prepared.step, setup.compilations, hooks, start_step),
+        data_state=iterator.get_state,
+        watch=watch,
+    )
     try:
-        announce(hooks, start_step, checkpoints, setup, changed)
+        announce(hooks, start_step, events)
         if start_step == 0:
             look_before(parts, state, hooks, evaluations)
         result = fit(
-            state, iterator, parts, cadence_of(setup), yardstick(setup), checkpoints, hooks,
-            evaluations,
+            state, iterator, parts, cadence_of(setup), yardstick(setup), prepared.checkpoints,
+            hooks, evaluations,
         )  # fmt: skip
+        if result.signal_number is None:
+            for note in watch.closing_notes():
+                terminal.say(note)
+                announce(hooks, result.step, [("note", note)])
+        return result
     finally:
         iterator.close()
         for hook in hooks:
             hook.close()
-    return result, checkpoints, time.monotonic() - started
+
+
+def undo(prepared: Prepared, evaluations: dict[int, dict[str, float]]) -> int:
+    """Forget what came after the last healthy step; returns that step."""
+    step = prepared.checkpoints.healthy_step
+    prepared.checkpoints.forget_after(step)
+    set_aside_after(prepared.setup.folder.path, step)
+    for later in [at for at in evaluations if at > step or not step]:
+        del evaluations[later]
+    return step
+
+
+def state_at(prepared: Prepared, step: int) -> TrainState:
+    """Read a saved state, or make the one before step 1."""
+    state = prepared.make_state()
+    return prepared.checkpoints.restore(step, state) if step else state
+
+
+def given_up(
+    prepared: Prepared, wanted: RollBack, evaluations: dict[int, dict[str, float]]
+) -> Result:
+    """Take the last healthy state as the result of a run that cannot be saved.
+
+    Raises:
+        StoppedByGuard: There is none.
+    """
+    step = prepared.checkpoints.healthy_step
+    if not step:
+        raise wanted.stopped
+    prepared.checkpoints.forget_after(step)
+    kept = {at: values for at, values in evaluations.items() if at <= step}
+    result = Result(state_at(prepared, step), step, kept)
+    result.stopped = wanted.stopped
+    return result
 
 
 def watched(
@@ -197,10 +309,10 @@ def restore(
     return state, setup.folder.evaluations(up_to=step)
 
 
-def announce(
-    hooks: list[Hook], start: int, checkpoints: Checkpoints, setup: Setup, changed: list[str]
-) -> None:
-    """Record how the run began."""
+def opening_events(
+    start: int, checkpoints: Checkpoints, setup: Setup, changed: list[str]
+) -> list[tuple[str, str]]:
+    """List how the run began: (kind, message)."""
     events = [("torn_save", f"ignored and removed: {name}") for name in checkpoints.discarded]
     if start == 0:
         events.append(("memory", setup.memory))
@@ -209,9 +321,14 @@ def announce(
     if setup.recipe.train.resume:
         events.append(("resumed", f"continues after step {start}"))
         events += [("setting_changed", change) for change in changed]
+    return events
+
+
+def announce(hooks: Sequence[Hook], step: int, events: Sequence[tuple[str, str]]) -> None:
+    """Tell the hooks what happened."""
     for kind, message in events:
         for hook in hooks:
-            hook.on_event(start, kind, message)
+            hook.on_event(step, kind, message)
 
 
 def model_with(setup: Setup, trainable: Any) -> Any:

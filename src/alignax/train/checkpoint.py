@@ -9,7 +9,7 @@ written last, commits the step: without a manifest that fits, the step does not 
 import hashlib
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Checkpoints:
             n=1,
             keep_checkpoints_without_metrics=False,
         )
-        policy = policies.AnyPreservationPolicy([policies.LatestN(keep), best])
+        policy = policies.AnyPreservationPolicy([policies.LatestN(keep), best, _LastHealthy(self)])
         self.manager = ocp.CheckpointManager(
             self.folder,
             item_handlers={
@@ -69,6 +69,7 @@ class Checkpoints:
             ),
         )
         self._torn = torn_steps(self.folder, self.manifests) if reading else set()
+        self._healthy = {step for step in self.steps if self.record(step).get("healthy")}
 
     @property
     def steps(self) -> list[int]:
@@ -90,6 +91,8 @@ class Checkpoints:
         if step in saved:
             return
         metrics = record.get("metrics") or {}
+        if record.get("healthy"):
+            self._healthy.add(step)
         try:
             self.manager.save(
                 step,
@@ -113,6 +116,19 @@ class Checkpoints:
                 f"saved before: {', '.join(map(str, saved)) or 'nothing'}",
                 hint="free disk space and go on with --train.resume",
             ) from error
+
+    @property
+    def healthy_step(self) -> int:
+        """The newest step that no guard objected to; 0 if there is none."""
+        return max(self._healthy & set(self.steps), default=0)
+
+    def forget_after(self, step: int) -> list[int]:
+        """Remove the steps after one; name them."""
+        later = [saved for saved in self.steps if saved > step]
+        for saved in later:
+            self.manager.delete(saved)
+        write_json(self.folder / "index.json", self.index())
+        return later
 
     def index(self) -> dict[str, Any]:
         """Describe the committed steps: last, best by the metric, all."""
@@ -153,7 +169,8 @@ class Checkpoints:
             RunError: Leaves are missing, unexpected or mis-shaped; all are listed at once.
         """
         wanted = named_leaves(template)
-        self._require_same_leaves(step, wanted)
+        stored = self.manager.item_metadata(step)["state"]
+        require_same_leaves(stored, wanted, f"checkpoint {step} in {self.folder}")
         abstract = {
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
             for name, leaf in wanted.items()
@@ -165,22 +182,35 @@ class Checkpoints:
         leaves = [restored["state"][name] for name in wanted]
         return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
-    def _require_same_leaves(self, step: int, wanted: Mapping[str, Any]) -> None:
-        """Compare names, shapes and dtypes before anything is read."""
-        stored = self.manager.item_metadata(step)["state"]
-        found = {name: (tuple(m.shape), str(jnp.dtype(m.dtype))) for name, m in stored.items()}
-        problems = [f"missing: {name}" for name in wanted.keys() - found.keys()]
-        problems += [f"unexpected: {name}" for name in found.keys() - wanted.keys()]
-        for name in wanted.keys() & found.keys():
-            expected = (tuple(wanted[name].shape), str(wanted[name].dtype))
-            if found[name] != expected:
-                problems.append(f"mis-shaped: {name} is {found[name]}, expected {expected}")
-        if problems:
-            raise RunError(
-                f"checkpoint {step} in {self.folder} does not fit this run",
-                problems=sorted(problems),
-                hint="resume with the recipe that the run was started with",
-            )
+
+def require_same_leaves(stored: Mapping[str, Any], wanted: Mapping[str, Any], place: str) -> None:
+    """Compare names, shapes and dtypes before anything is read."""
+    found = {name: (tuple(m.shape), str(jnp.dtype(m.dtype))) for name, m in stored.items()}
+    problems = [f"missing: {name}" for name in wanted.keys() - found.keys()]
+    problems += [f"unexpected: {name}" for name in found.keys() - wanted.keys()]
+    for name in wanted.keys() & found.keys():
+        expected = (tuple(wanted[name].shape), str(wanted[name].dtype))
+        if found[name] != expected:
+            problems.append(f"mis-shaped: {name} is {found[name]}, expected {expected}")
+    if problems:
+        raise RunError(
+            f"{place} does not fit this run",
+            problems=sorted(problems),
+            hint="resume with the recipe that the run was started with",
+        )
+
+
+class _LastHealthy:
+    """Keeps what a rollback would go back to, however many saves came after it."""
+
+    def __init__(self, checkpoints: Checkpoints):
+        self._checkpoints = checkpoints
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Tell of each step whether it must stay."""
+        steps = {info.step for info in checkpoints}
+        healthy = max(self._checkpoints._healthy & steps, default=None)
+        return [info.step == healthy for info in checkpoints]
 
 
 def refusal(error: OSError | ValueError | RunError) -> str | None:

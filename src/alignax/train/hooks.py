@@ -9,6 +9,8 @@ from typing import Protocol
 
 from tensorboardX import SummaryWriter
 
+from alignax.files import read_lines
+
 
 class Hook(Protocol):
     """A listener; all calls come from the training loop, in step order."""
@@ -40,6 +42,14 @@ def drop_later_lines(file: Path, step: int) -> None:
     partial = file.with_suffix(".tmp")
     partial.write_text("".join(f"{line}\n" for line in kept))
     partial.replace(file)
+
+
+def set_aside_after(folder: Path, step: int) -> None:
+    """Move metrics of later steps, which a rollback undid, to ``undone.jsonl``."""
+    undone = [r for r in read_lines(folder / "metrics.jsonl") if r["step"] > step]
+    with (folder / "undone.jsonl").open("a") as file:
+        file.writelines(f"{json.dumps(record)}\n" for record in undone)
+    drop_later_lines(folder / "metrics.jsonl", step)
 
 
 class JsonLines:

@@ -20,6 +20,7 @@ from alignax.records import PackedBatch
 from alignax.train.checkpoint import Checkpoints
 from alignax.train.feed import Feed
 from alignax.train.hooks import Hook
+from alignax.train.rollback import Watch
 from alignax.train.step import TrainState, step_values
 
 
@@ -107,6 +108,7 @@ class Parts:
         after_first: Checks of the first update: ``(state before, state after, values)``.
         record: What is saved beside the state.
         data_state: State of the data iterator, saved beside the train state.
+        watch: The guards of the run.
     """
 
     step: Callable[..., tuple[TrainState, dict[str, Any]]]
@@ -120,6 +122,7 @@ class Parts:
     after_first: Callable[[TrainState, TrainState, Mapping[str, float]], None]
     record: Mapping[str, Any]
     data_state: Callable[[], Any]
+    watch: Watch
 
 
 @dataclass
@@ -131,6 +134,7 @@ class Result:
         step: Updates done.
         evaluations: Step → held-out metrics.
         signal_number: The signal that ended the run early, or None.
+        stopped: Why the run was given up after the last rollback, or None.
         seconds: Time spent in steps.
         waited: Part of it in which the devices waited for a batch.
     """
@@ -139,6 +143,7 @@ class Result:
     step: int
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     signal_number: int | None = None
+    stopped: StoppedByGuard | None = None
     seconds: float = 0.0
     waited: float = 0.0
 
@@ -166,7 +171,8 @@ def fit(
         evaluations: Held-out metrics so far (step → values); added to.
 
     Raises:
-        StoppedByGuard: Loss or gradient became NaN or infinite.
+        RollBack: A guard wants an earlier state.
+        StoppedByGuard: A guard ended the run.
         RunError: The data ended before the last step.
     """
     result = Result(state, int(state.step), evaluations)
@@ -180,7 +186,7 @@ def fit(
             )
             values = step_values(metrics)
             seconds = fed.waited + time.perf_counter() - started
-            _require_finite(fed.index + 1, values, fed.batch, parts.row_ids)
+            _require_finite(fed.index + 1, values, fed.batch, parts)
             if first is not None:
                 parts.after_first(first, result.state, values)
             result.step = fed.index + 1
@@ -188,13 +194,13 @@ def fit(
             result.waited += fed.waited
             for hook in hooks:
                 hook.on_step(result.step, values | speed.values(fed.batch, seconds, fed.waited))
+            parts.watch.saw_step(result.step, values)
             last = result.step == cadence.total_steps
             if last or result.step % cadence.eval_steps == 0:
                 _look(result, parts, hooks)
+            parts.watch.judge(hooks)
             if last or result.step % cadence.save_steps == 0 or stop.signal_number is not None:
-                metrics = result.evaluations.get(result.step)
-                record = {**parts.record, "metrics": metrics, "data": fed.position}
-                checkpoints.save(result.step, result.state, record)
+                checkpoints.save(result.step, result.state, _record(result, parts, fed.position))
             if last or stop.signal_number is not None:
                 break
     result.signal_number = stop.signal_number
@@ -203,19 +209,25 @@ def fit(
     return result
 
 
-def _require_finite(
-    step: int, values: dict[str, float], batch: PackedBatch, row_ids: Sequence[str]
-) -> None:
-    """Stop at the first loss or gradient that is not a number; that update was not applied."""
+def _record(result: Result, parts: Parts, position: Any) -> dict[str, Any]:
+    """Describe a save; nobody knows whether one between two evaluations is healthy."""
+    looked = result.step in result.evaluations or parts.evaluate is None
+    metrics = result.evaluations.get(result.step)
+    return {**parts.record, "metrics": metrics, "data": position, "healthy": looked}
+
+
+def _require_finite(step: int, values: dict[str, float], batch: PackedBatch, parts: Parts) -> None:
+    """End at the first loss or gradient that is not a number; that update was not applied."""
     if values.pop("finite"):
         return
-    rows = [str(row_ids[i]) for i in np.unique(batch.example[batch.example >= 0])]
-    raise StoppedByGuard(
+    rows = [str(parts.row_ids[i]) for i in np.unique(batch.example[batch.example >= 0])]
+    stopped = StoppedByGuard(
         f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}; "
         "the update was not applied",
         problems=[f"rows of the step: {', '.join(rows)}"],
         hint="lower optimizer.learning_rate, or look at these rows with `alignax data show`",
     )
+    parts.watch.end("finite", stopped)
 
 
 def _look(result: Result, parts: Parts, hooks: Sequence[Hook]) -> None:

@@ -31,12 +31,14 @@ class TrainState(NamedTuple):
         key: Raw data of the run's random key; never changes (each step folds its number in).
         memory: Scalars that the loss carries from step to step; None for most losses.
         reference: What the policy is compared with in place of ``trainable``, where it moves.
+        rate: What the learning rate of the schedule is multiplied with; 1 until a rollback.
     """
 
     trainable: Any
     opt_state: Any
     step: Any
     key: Any
+    rate: Any
     memory: Any = None
     reference: Any = None
 
@@ -78,6 +80,7 @@ def init_state(
         optimizer.init(trainable),
         jnp.zeros((), jnp.int32),
         jax.random.key_data(key),
+        jnp.ones((), jnp.float32),
         memory,
         copied(trainable) if moving_reference else None,
     )
@@ -91,17 +94,17 @@ def build_train_step(
     reference_plan: ReferencePlan,
     state: TrainState,
 ) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
-    """Compile the update; the next state is placed as ``state`` is, so one program serves a run.
+    """Compile the update; states stay placed as ``state`` is, so one program serves a run.
 
     Returns:
         ``step(state, frozen, live, batch, cached) -> (state, metrics)``: ``frozen`` are the arrays
         that are not trained, ``live`` the weights of a live reference (else None), ``batch`` has
         the micro-batch axis ``g`` in front, ``cached`` holds [g, b, p, s] values of its rows
-        (``"reference"`` log-probs, ``"score"``) or is None. Metrics are
-        ``Weighted`` sums and the scalars ``grad_norm``, ``learning_rate``, ``finite``. A step
-        whose loss or gradient is not finite leaves the state as it was. The state is donated.
+        (``"reference"`` log-probs, ``"score"``) or is None. Metrics are ``Weighted`` sums and
+        scalars. A step that is not ``finite`` leaves the state as it was. The state is donated.
     """
     see = _forward_pass(network, objective, reference_plan)
+    gradient_of = whole_batch_gradient if objective.batch_level else summed_gradient
 
     def train_step(
         state: TrainState, frozen: Any, live: Weights | None, batch: PackedBatch, cached: Any
@@ -118,26 +121,28 @@ def build_train_step(
             # then, also where training goes on with an adapter, and the loss shows it (ln 2).
             return see(trainable, frozen, live, batch, cached, DropoutKey(key, state.step > 0))
 
-        gradient_of = whole_batch_gradient if objective.batch_level else summed_gradient
-        output = gradient_of(seen_by, now, state.trainable, state.memory, (batch, cached, keys))
-        gradient, (loss, metrics), memory = output
+        gradient, (loss, metrics), memory = gradient_of(
+            seen_by, now, state.trainable, state.memory, (batch, cached, keys)
+        )
         gradient = jax.tree.map(lambda g: g / loss.weight, gradient)
         norm = optax.global_norm(gradient)
         finite = jnp.isfinite(norm) & jnp.isfinite(loss.total)
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(gradient, state.opt_state, state.trainable)
+            updates = jax.tree.map(lambda update: state.rate * update, updates)
             trainable = optax.apply_updates(state.trainable, updates)
         reference = drawn_towards(trainable, state, reference_plan)
-        moved = TrainState(trainable, opt_state, state.step + 1, state.key, memory, reference)
+        moved = TrainState(
+            trainable, opt_state, state.step + 1, state.key, state.rate, memory, reference
+        )
         # A non-finite step must not touch the state: it is what a checkpoint or an export needs.
         state_out = jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state)
         return state_out, {
             "loss": loss,
             **metrics,
             "grad_norm": norm,
-            "learning_rate": schedule(state.step),
-            "finite": finite,
-        }
+            "learning_rate": schedule(state.step) * state.rate, "finite": finite,
+        }  # fmt: skip
 
     placed = jax.tree.map(lambda leaf: leaf.sharding, state)
     return jax.jit(train_step, donate_argnums=0, out_shardings=(placed, None))
