@@ -115,7 +115,7 @@ class KLGuard(Section):
     bottom: float = Field(default=0.01, ge=0, description="below: 'hardly moved' at the end")
     top: float = Field(default=0.1, gt=0, description="above: the action is taken")
     rise: float = Field(
-        default=5.0, gt=1, description="factor between two evaluations that is too much"
+        default=10.0, gt=1, description="factor between two evaluations that is too much"
     )
 
 

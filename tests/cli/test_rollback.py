@@ -67,7 +67,10 @@ def test_nothing_that_was_undone_is_lost(runs):
     assert any(record["kind"] == "eval" and record["kl/token"] > top for record in undone)
     (event,) = [e for e in read_lines(fast / "events.jsonl") if e["kind"] == "rollback"]
     assert "the policy is far from the reference" in event["message"]
-    assert "rollback 1 of 2" in (fast / "report.html").read_text()
+    page = (fast / "report.html").read_text()
+    assert "rollback 1 of 2" in page
+    slow_page = (runs[1] / "report.html").read_text()
+    assert page.count("stroke-dasharray: 0.8,1.6") > slow_page.count("stroke-dasharray: 0.8,1.6")
 
 
 def test_the_run_after_a_rollback_is_the_slow_run(runs):

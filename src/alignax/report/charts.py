@@ -170,12 +170,13 @@ def draw_all(report: RunReport) -> list[tuple[Chart, str]]:
     """Draw every chart that the run has values for."""
     pairs = "margin" in report.curves or any("margin" in e for e in report.evaluations)
     charts = (PAIR_CHARTS if pairs else ANSWER_CHARTS) + COMMON_CHARTS
+    marks = [event["step"] for event in report.events if event.get("kind") == "rollback"]
     drawn = []
     for chart in charts:
         names = [name for name, _ in chart.lines]
         held_out = [e for e in report.evaluations if any(name in e for name in names)]
         if held_out or any(report.curves.get(name) for name in names):
-            drawn.append((chart, draw(chart, report.curves, held_out)))
+            drawn.append((chart, draw(chart, report.curves, held_out, marks)))
     return drawn
 
 
@@ -183,14 +184,17 @@ def draw(
     chart: Chart,
     curves: Mapping[str, Sequence[tuple[int, float]]],
     evaluations: Sequence[Mapping[str, Any]],
+    rollbacks: Sequence[int] = (),
 ) -> str:
-    """Draw one chart as an ``<svg>`` element."""
+    """Draw one chart as an ``<svg>`` element; a line marks where a run went on after a rollback."""
     with mpl.rc_context({**STYLE, "svg.hashsalt": chart.title}):
         figure = Figure(figsize=(3.5, 2.15), layout="constrained")
         axes = figure.add_subplot()
         for (name, label), colour in zip(chart.lines, (FIRST, SECOND), strict=False):
             _training(axes, curves.get(name, ()), colour, label, chart)
             _held_out(axes, [e for e in evaluations if name in e], name, colour, label, chart)
+        for step in rollbacks:
+            axes.axvline(step, color=INK, linewidth=0.8, linestyle=(0, (1, 2)), label="_rollback")
         _frame(axes, chart)
         file = io.StringIO()
         FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None, "Creator": None})
