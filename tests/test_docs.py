@@ -59,8 +59,8 @@ def test_every_reason_is_explained():
 def settings_in(text):
     """Dotted words in code that look like settings."""
     sections = {key.partition(".")[0] for key in known_keys() if "." in key}
-    words = re.findall(r"`(?:--)?([a-z]+\.[a-z_0-9]+)\b[^`/]*`", text)
-    words += re.findall(r"--([a-z]+\.[a-z_0-9]+)", text)
+    words = re.findall(r"`(?:--)?([a-z]+(?:\.[a-z_0-9]+)+)\b[^`/]*`", text)
+    words += re.findall(r"--([a-z]+(?:\.[a-z_0-9]+)+)", text)
     return {word for word in words if word.partition(".")[0] in sections}
 
 
