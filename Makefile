@@ -29,7 +29,7 @@ quickstart: setup  ## align a small real model and write runs/quickstart/report.
 	$(VENV)/bin/alignax quickstart
 
 test: setup  ## run the tests (offline, on the CPU)
-	$(OFFLINE) $(VENV)/bin/python -m pytest
+	$(OFFLINE) $(VENV)/bin/python -m pytest -n 2 --dist loadfile
 
 test-parity: $(PARITY)/.installed  ## compare with torch, transformers, peft and TRL (own environment)
 	$(OFFLINE) $(PARITY)/bin/python -m pytest -o norecursedirs=.git tests/parity
