@@ -4,7 +4,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,22 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         RunError: The disk refused it; an earlier file is untouched.
     """
+    _write_parts(path, (text,))
+
+
+def _write_parts(path: Path, parts: Iterable[str]) -> None:
+    """Write a file atomically, part by part; nothing is left of one that was not finished."""
     partial = path.with_name(f".{path.name}.tmp")
     try:
         # Half a surrogate pair, which JSON can spell, is spelled again.
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
+        with partial.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            file.writelines(parts)
         partial.replace(path)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise RunError(
             f"cannot write {path}: {error.strerror or error}", hint="free disk space and repeat"
         ) from error
@@ -48,13 +56,26 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, to_json(value))
 
 
-def write_lines(path: Path, records: Iterable[Any]) -> None:
-    """Write JSON lines atomically, one record each; folders above are made."""
+def write_lines(path: Path, records: Iterable[Any]) -> int:
+    """Write JSON lines atomically, one record each; folders above are made.
+
+    Returns:
+        How many there were; they are taken one after another.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
-    write_text(path, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
+    count = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal count
+        for record in records:
+            yield json.dumps(record, ensure_ascii=False) + "\n"
+            count += 1
+
+    _write_parts(path, lines())
+    return count
 
 
 def read_json(path: Path) -> dict[str, Any]:

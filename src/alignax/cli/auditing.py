@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipe → rows, what is wrong with which, and which stay; shared by `data` and training."""
 
+import argparse
 import functools
-import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +17,12 @@ from alignax.data.overlap import EvalPrompts, prompts_of
 from alignax.data.reshape import Shape
 from alignax.data.sources import Rows, open_rows
 from alignax.data.summary import reason_table, statistics, what_hurts
-from alignax.data.survey import Plan, Survey, required_columns, survey
+from alignax.data.survey import Plan, Survey, required_columns, store, survey
 from alignax.data.table import content_hash
 from alignax.errors import DataError
-from alignax.files import cache_folder
+from alignax.files import cache_folder, read_json, to_json
 from alignax.reasons import REASONS, Filters, parse_filters
-from alignax.recipe import DataSection
+from alignax.recipe import DataSection, Recipe
 from alignax.records import Dropped, Example
 
 FIRST = 64
@@ -110,14 +109,20 @@ class Audited:
         table = self.table()
         kept = self.found.home / f"statistics-{seed}.json"
         if kept.exists():
-            numbers = json.loads(kept.read_text(encoding="utf-8"))
+            numbers = read_json(kept)
         else:
             numbers = statistics(self.found, self.said, pairs=self.plan.kind == "pair", seed=seed)
-            partial = kept.with_suffix(f".{os.getpid()}.tmp")
-            partial.write_text(json.dumps(numbers), encoding="utf-8")
-            partial.replace(kept)
+            store(kept, lambda file: file.write(to_json(numbers).encode()))
         advice = what_hurts(table, numbers)
         return {**table, "statistics": numbers, "advice": advice, "seconds": round(self.seconds, 2)}
+
+
+def audit_named(arguments: argparse.Namespace, recipe: Recipe) -> Audited:
+    """Audit the rows that a `data` verb names, under the flags that all of them share."""
+    return audit_rows(
+        recipe.data, kind=arguments.kind, against=arguments.against, workers=arguments.workers,
+        seed=arguments.seed,
+    )  # fmt: skip
 
 
 def audit_rows(

@@ -19,6 +19,7 @@ from typing import Any
 from alignax.cli.options import Parser, add_settings, require, settings_of
 from alignax.cli.score import ROW_SETTINGS
 from alignax.errors import UsageError
+from alignax.files import write_text
 from alignax.recipe import Recipe
 
 READING = (
@@ -155,13 +156,10 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
 def _check(arguments: argparse.Namespace, recipe: Recipe) -> int:
     """Audit rows."""
     from alignax.cli import terminal
-    from alignax.cli.auditing import audit_rows
+    from alignax.cli.auditing import audit_named
     from alignax.data.inspect import render_audit, render_report
 
-    audited = audit_rows(
-        recipe.data, kind=arguments.kind, against=arguments.against, workers=arguments.workers,
-        seed=arguments.seed,
-    )  # fmt: skip
+    audited = audit_named(arguments, recipe)
     result = audited.full(arguments.seed)
     report = None
     if recipe.model.path:
@@ -196,12 +194,12 @@ def _with_tokens(recipe: Recipe, audited: Any, result: dict[str, Any]) -> Any:
         strict=False,
         excluded=audited.excluded,
     )
+    lost: dict[str, set[int]] = {}
     for row, dropped in report.dropped_rows.items():
-        listed = result["reasons"].setdefault(dropped.reason, [])
-        if row not in set(listed):
-            listed.append(row)
-            listed.sort()
-            result["actions"].setdefault(dropped.reason, "drop")
+        lost.setdefault(dropped.reason, set()).add(row)
+    for code, more in lost.items():
+        result["reasons"][code] = sorted(more.union(result["reasons"].get(code, ())))
+        result["actions"].setdefault(code, "drop")
     for code, rows in result["reasons"].items():
         result["shares"][code] = round(len(rows) / max(result["rows"], 1), 6)
     result["kept"] = report.kept
@@ -217,9 +215,8 @@ def write_json(target: str, value: Any) -> None:
 
         terminal.write_result(value)
         return
-    text = json.dumps(value, ensure_ascii=False, indent=1)
     Path(target).parent.mkdir(parents=True, exist_ok=True)
-    Path(target).write_text(text + "\n", encoding="utf-8")
+    write_text(Path(target), json.dumps(value, ensure_ascii=False, indent=1) + "\n")
     sys.stderr.write(f"written: {target}\n")
 
 
@@ -264,13 +261,10 @@ def _write(arguments: argparse.Namespace, recipe: Recipe) -> int:
 def _stats(arguments: argparse.Namespace, recipe: Recipe) -> int:
     """Print statistics only."""
     from alignax.cli import terminal
-    from alignax.cli.auditing import audit_rows
+    from alignax.cli.auditing import audit_named
     from alignax.data.inspect import render_statistics
 
-    audited = audit_rows(
-        recipe.data, kind=arguments.kind, against=arguments.against, workers=arguments.workers,
-        seed=arguments.seed,
-    )  # fmt: skip
+    audited = audit_named(arguments, recipe)
     numbers = audited.full(arguments.seed)["statistics"]
     if arguments.json:
         write_json(arguments.json, numbers)

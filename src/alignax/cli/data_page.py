@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from alignax.cli.auditing import Audited
+from alignax.files import write_text
 from alignax.report.data_page import render_data_page
 
 BINS = 40
@@ -22,7 +23,7 @@ def write_page(target: Path, audited: Audited, result: Mapping[str, Any]) -> Non
         for code, rows in result["reasons"].items()
     }
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(render_data_page(result, _histograms(audited), worst), encoding="utf-8")
+    write_text(target, render_data_page(result, _histograms(audited), worst))
 
 
 def _texts(audited: Audited, row: int) -> list[str]:
@@ -40,7 +41,7 @@ def _histograms(audited: Audited) -> dict[str, tuple[list[float], list[int]]]:
     if audited.plan.kind == "pair":
         values["characters of rejected"] = sizes[:, 2]
         values["chosen − rejected, characters"] = sizes[:, 1] - sizes[:, 2]
-        margins = (found.scores[:, 0] - found.scores[:, 1])[usable]
+        margins = found.margins[usable]
         values["score margin"] = margins[~np.isnan(margins)]
     return {title: _histogram(column) for title, column in values.items() if len(column)}
 

@@ -2,29 +2,21 @@
 """Rows → files of rows: filtered, split, converted. What is left out has a file of its own."""
 
 import argparse
-import hashlib
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from alignax.cli import terminal
-from alignax.cli.auditing import Audited, audit_rows
+from alignax.cli.auditing import Audited, audit_named
 from alignax.data.convert import FORMS, mask
 from alignax.data.examine import examine
 from alignax.data.overlap import EvalPrompts
-from alignax.data.texts import normalised
+from alignax.data.texts import fingerprint, normalised
 from alignax.errors import DataError, RunError, UsageError
+from alignax.files import write_lines
 from alignax.reasons import REASONS
 from alignax.recipe import Recipe
 from alignax.records import Dropped
-
-
-def _audited(arguments: argparse.Namespace, recipe: Recipe) -> Audited:
-    return audit_rows(
-        recipe.data, kind=arguments.kind, against=arguments.against, workers=arguments.workers,
-        seed=arguments.seed,
-    )  # fmt: skip
 
 
 def _free(arguments: argparse.Namespace, *targets: Path) -> None:
@@ -34,17 +26,14 @@ def _free(arguments: argparse.Namespace, *targets: Path) -> None:
         raise RunError(f"{there[0]} exists; nothing was written", hint="--force replaces it")
 
 
-def _write(target: Path, rows: Iterable[Any]) -> int:
-    """Write JSON lines, atomically."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f"{target.name}.tmp")
-    count = 0
-    with partial.open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            count += 1
-    partial.replace(target)
-    return count
+def _targets(arguments: argparse.Namespace) -> tuple[Path, Path]:
+    """Files for the rows that stay and, beside it, for the others; both must be free."""
+    target = Path(arguments.output)
+    beside = target.with_name("dropped.jsonl")
+    if beside == target:
+        raise UsageError("--output must not be dropped.jsonl, which holds the dropped rows")
+    _free(arguments, target, beside)
+    return target, beside
 
 
 def _dropped_rows(audited: Audited) -> Iterator[dict[str, Any]]:
@@ -67,15 +56,11 @@ def filter_rows(arguments: argparse.Namespace, recipe: Recipe) -> int:
         filters = {**recipe.data.filters, "suspicious_share": arguments.suspicious}
         data = recipe.data.model_copy(update={"filters": filters})
         recipe = recipe.model_copy(update={"data": data})
-    target = Path(arguments.output)
-    beside = target.with_name("dropped.jsonl")
-    if beside == target:
-        raise UsageError("--output must not be dropped.jsonl, which holds the dropped rows")
-    _free(arguments, target, beside)
-    audited = _audited(arguments, recipe)
+    target, beside = _targets(arguments)
+    audited = audit_named(arguments, recipe)
     kept = audited.verdicts.kept(audited.count)
-    _write(target, (audited.rows[row] for row in kept.tolist()))
-    lost = _write(beside, _dropped_rows(audited))
+    write_lines(target, (audited.rows[row] for row in kept.tolist()))
+    lost = write_lines(beside, _dropped_rows(audited))
     terminal.say(f"{len(kept)} of {audited.count} rows stay: {target}; {lost} dropped: {beside}")
     for code, count in sorted(audited.verdicts.effects.items(), key=lambda item: -item[1]):
         terminal.say(f"  {code}: {count}")
@@ -92,15 +77,15 @@ def split_rows(arguments: argparse.Namespace, recipe: Recipe) -> int:
     folder = Path(arguments.output)
     targets = {name: folder / f"{name}.jsonl" for name in ("train", "eval", "dropped")}
     _free(arguments, *targets.values())
-    audited = _audited(arguments, recipe)
+    audited = audit_named(arguments, recipe)
     kept = audited.verdicts.kept(audited.count).tolist()
     sides: dict[str, list[int]] = {"train": [], "eval": []}
     asked = {row: first_turn(audited, row) for row in kept}
     for row in kept:
         sides["eval" if share(asked[row]) < arguments.fraction else "train"].append(row)
     for name, rows in sides.items():
-        _write(targets[name], (audited.rows[row] for row in rows))
-    _write(targets["dropped"], _dropped_rows(audited))
+        write_lines(targets[name], (audited.rows[row] for row in rows))
+    write_lines(targets["dropped"], _dropped_rows(audited))
     held = EvalPrompts(asked[row] for row in sides["eval"])
     turns = {normalised(asked[row]) for row in sides["eval"]}
     same = sum(normalised(asked[row]) in turns for row in sides["train"])
@@ -122,20 +107,15 @@ def first_turn(audited: Audited, row: int) -> str:
 
 def share(turn: str) -> float:
     """A number from 0 to 1 that is the same for the same first turn, in any file."""
-    digest = hashlib.blake2b(normalised(turn).encode("utf-8", "replace"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
+    return int.from_bytes(fingerprint(normalised(turn)), "big") / 2**64
 
 
 def convert_rows(arguments: argparse.Namespace, recipe: Recipe) -> int:
     """Write rows in another form."""
-    target = Path(arguments.output)
-    beside = target.with_name("dropped.jsonl")
-    if beside == target:
-        raise UsageError("--output must not be dropped.jsonl, which holds the dropped rows")
-    _free(arguments, target, beside)
-    audited = _audited(arguments, recipe)
-    made = _write(target, _converted(audited, arguments.to, masking=arguments.mask))
-    lost = _write(beside, _dropped_rows(audited))
+    target, beside = _targets(arguments)
+    audited = audit_named(arguments, recipe)
+    made = write_lines(target, _converted(audited, arguments.to, masking=arguments.mask))
+    lost = write_lines(beside, _dropped_rows(audited))
     terminal.say(f"{made} rows in form {arguments.to}: {target}; {lost} rows dropped: {beside}")
     terminal.write_result({"rows": audited.count, "written": made, "dropped": lost})
     return 0

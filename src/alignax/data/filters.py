@@ -104,7 +104,7 @@ def _mark(found: Survey, filters: Filters, said: Said) -> None:
     """Give reasons to rows by what they are, each for itself."""
     options, usable = filters.options, found.usable
     low, high = options.get("margin_min"), options.get("margin_max")
-    margins = found.scores[:, 0] - found.scores[:, 1]
+    margins = found.margins
     if (low is not None or high is not None) and np.isnan(margins[usable]).all():
         raise DataError("margin_min and margin_max need rows with scores; no row has them")
     if low is not None:
@@ -135,7 +135,7 @@ def _alike(texts: tuple[str, ...]) -> float:
 
 def doubts(found: Survey, said: Said) -> tuple[np.ndarray, np.ndarray]:
     """Usable rows that are no duplicates, and how much a cross-fitted classifier doubts each."""
-    rows = np.flatnonzero(found.usable & ~found.mask("exact_duplicate", "near_duplicate"))
+    rows = found.distinct
     return rows, suspicion([said(row)[1:3] for row in rows.tolist()])  # type: ignore[misc]
 
 

@@ -33,7 +33,8 @@ PREDECESSORS = 6
 SEED = 7
 _WORDS = re.compile(r"[\W_]+")
 _NUMBER = re.compile(r"\d+")
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""Odd, with bits all over: multiplying by it spreads what differs."""
 
 
 def squeezed(text: str) -> str:
@@ -52,7 +53,7 @@ def signatures(texts: Sequence[str]) -> np.ndarray:
     count = len(flat) - SIZE + 1
     hashes = np.zeros(count, np.uint64)
     for offset in range(SIZE):
-        hashes = hashes * _FACTOR + flat[offset : offset + count].astype(np.uint64)
+        hashes = hashes * FACTOR + flat[offset : offset + count].astype(np.uint64)
         hashes ^= hashes >> np.uint64(29)
     ends = np.cumsum([len(text) for text in padded])
     inside = np.ones(count, bool)
@@ -87,7 +88,7 @@ def _keys(signed: np.ndarray, start: int, width: int) -> np.ndarray:
         part = np.ascontiguousarray(signed[at : at + (1 << 16), start : start + width], np.uint64)
         mixed = np.zeros(len(part), np.uint64)
         for column in part.T:
-            mixed = (mixed ^ column) * _FACTOR
+            mixed = (mixed ^ column) * FACTOR
             mixed ^= mixed >> np.uint64(31)
         keys[at : at + len(part)] = mixed
         release(signed)

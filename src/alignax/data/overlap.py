@@ -7,6 +7,7 @@ from hashlib import blake2b
 from typing import Any
 
 from alignax.data.near import squeezed
+from alignax.data.texts import fingerprint
 
 GRAM = 8
 """Words of a gram."""
@@ -42,7 +43,7 @@ class EvalPrompts:
 
     def _add(self, prompt: str) -> None:
         key = squeezed(prompt)
-        if not key or (name := _hash(key)) in self._turns:
+        if not key or (name := fingerprint(key)) in self._turns:
             return
         self._turns.add(name)
         grams = set(_grams(prompt))
@@ -52,7 +53,7 @@ class EvalPrompts:
 
     def asks(self, turn: str) -> bool:
         """Tell whether a first turn is one of the prompts, or holds most of one."""
-        if _hash(squeezed(turn)) in self._turns:
+        if fingerprint(squeezed(turn)) in self._turns:
             return True
         shared: dict[int, int] = {}
         for gram in set(_grams(turn)):
@@ -64,11 +65,7 @@ class EvalPrompts:
 def _grams(text: str) -> Iterator[bytes]:
     words = _WORD.findall(text.casefold())
     for start in range(len(words) - GRAM + 1):
-        yield _hash(" ".join(words[start : start + GRAM]))
-
-
-def _hash(text: str) -> bytes:
-    return blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
+        yield fingerprint(" ".join(words[start : start + GRAM]))
 
 
 def prompts_of(rows: Iterable[Any]) -> Iterator[str]:

@@ -66,12 +66,8 @@ def bag_of_words(pairs: Sequence[tuple[str, str]], *, seed: int = 0) -> dict[str
     if len(pairs) < 10 * FOLDS:
         return {"accuracy": None, "low": None, "high": None, "n": len(pairs), "words": {}}
     features, names = _features(pairs)
-    folds = np.random.default_rng(seed).permutation(len(pairs)) % FOLDS
-    right = 0.0
-    for fold in range(FOLDS):
-        weights = _fit(features[folds != fold])
-        scores = features[folds == fold] @ weights
-        right += float((scores > 0).sum() + 0.5 * (scores == 0).sum())
+    scores = _cross_fitted(features, seed)
+    right = float((scores > 0).sum() + 0.5 * (scores == 0).sum())
     weights = _fit(features)
     order = np.argsort(weights)
     words = {
@@ -125,17 +121,19 @@ def _fit(features: Any) -> np.ndarray:
     return weights
 
 
-def suspicion(pairs: Sequence[tuple[str, str]], *, seed: int = 0) -> np.ndarray:
-    """[n] how much a cross-fitted classifier doubts each label: the score of rejected over chosen.
-
-    Every pair is scored by a classifier that has not seen it.
-    """
-    features, _ = _features(pairs)
-    folds = np.random.default_rng(seed).permutation(len(pairs)) % FOLDS
-    doubt = np.zeros(len(pairs))
+def _cross_fitted(features: Any, seed: int) -> np.ndarray:
+    """[n] scores of chosen over rejected, each by a classifier that has not seen the pair."""
+    count = features.shape[0]
+    folds = np.random.default_rng(seed).permutation(count) % FOLDS
+    scores = np.zeros(count)
     for fold in range(FOLDS):
-        doubt[folds == fold] = -(features[folds == fold] @ _fit(features[folds != fold]))
-    return doubt
+        scores[folds == fold] = features[folds == fold] @ _fit(features[folds != fold])
+    return scores
+
+
+def suspicion(pairs: Sequence[tuple[str, str]], *, seed: int = 0) -> np.ndarray:
+    """[n] how much a cross-fitted classifier doubts each label: rejected over chosen."""
+    return -_cross_fitted(_features(pairs)[0], seed)
 
 
 def constant_openings(

@@ -44,7 +44,7 @@ def reason_table(found: Survey, filters: Filters, verdicts: Verdicts) -> dict[st
 
 def statistics(found: Survey, said: Said, *, pairs: bool, seed: int = 0) -> dict[str, Any]:
     """Length bias, trivial separators, languages, diversity, lengths in characters."""
-    rows = np.flatnonzero(found.usable & ~found.mask("exact_duplicate", "near_duplicate"))
+    rows = found.distinct
     taken = rows
     if len(rows) > SAMPLE:
         taken = np.sort(np.random.default_rng(seed).choice(rows, SAMPLE, replace=False))
@@ -54,7 +54,7 @@ def statistics(found: Survey, said: Said, *, pairs: bool, seed: int = 0) -> dict
         return result
     answers = [(text[1], text[2]) for text in texts]
     words = bag_of_words(answers, seed=seed)
-    margins = (found.scores[:, 0] - found.scores[:, 1])[rows]
+    margins = found.margins[rows]
     return {
         **result,
         "length_bias": length_bias(found.sizes[rows, 1], found.sizes[rows, 2]),

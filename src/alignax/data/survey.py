@@ -24,7 +24,7 @@ from alignax.data.formats import FORMATS, parse_row
 from alignax.data.overlap import EvalPrompts
 from alignax.data.sources import Rows, reopen
 from alignax.data.table import content_hash
-from alignax.data.texts import normalised
+from alignax.data.texts import fingerprint, normalised
 from alignax.reasons import REASONS
 from alignax.records import Dropped
 
@@ -122,6 +122,16 @@ class Survey:
         """[n] rows of which an example can be made."""
         return ~self.lost & ~self.mask(*(code for code, reason in REASONS.items() if reason.hard))
 
+    @property
+    def distinct(self) -> np.ndarray:
+        """Numbers of the usable rows that (nearly) repeat no earlier one."""
+        return np.flatnonzero(self.usable & ~self.mask("exact_duplicate", "near_duplicate"))
+
+    @property
+    def margins(self) -> np.ndarray:
+        """[n] score of chosen less that of rejected; NaN without both."""
+        return self.scores[:, 0] - self.scores[:, 1]
+
     def reasons(self) -> dict[str, list[int]]:
         """Code → row numbers, for every reason that was found."""
         found = {code: np.flatnonzero(self.mask(code)).tolist() for code in REASONS}
@@ -209,9 +219,14 @@ def write_part(rows: Rows, plan: Plan, part: range, target: Path) -> None:
     """Examine neighbouring rows and write their columns, atomically."""
     examined = [_examined(row, plan) for row in rows.batch(part)]
     columns = _columns(examined)
+    store(target, lambda file: np.savez(file, **columns))  # type: ignore[arg-type]
+
+
+def store(target: Path, save: Callable[[Any], None]) -> None:
+    """Write a file of arrays, whole or not at all; other processes may write the same one."""
     partial = target.with_suffix(f".{os.getpid()}.tmp")
     with partial.open("wb") as file:
-        np.savez(file, **columns)  # type: ignore[arg-type]
+        save(file)
     partial.replace(target)
 
 
@@ -285,8 +300,7 @@ def opening(text: str) -> str:
 
 
 def _hash64(text: str) -> int:
-    digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+    return int.from_bytes(fingerprint(text), "little")
 
 
 def _collected(home: Path, targets: Sequence[Path], count: int) -> Survey:
@@ -338,10 +352,8 @@ def _compare(found: Survey, rows: Rows, plan: Plan) -> None:
     else:
         copies = near.near_duplicates(found.signed, parts, skip)
         found.copies = {row: of for row, of in copies.items() if _same_images(rows, row, of)}
-        partial = known.with_suffix(f".{os.getpid()}.tmp")
-        with partial.open("wb") as file:
-            np.save(file, np.array(sorted(found.copies.items()), np.int64).reshape(-1, 2))
-        partial.replace(known)
+        table = np.array(sorted(found.copies.items()), np.int64).reshape(-1, 2)
+        store(known, lambda file: np.save(file, table))
     found.add("near_duplicate", np.array(sorted(found.copies), np.int64))
 
 
@@ -364,8 +376,8 @@ def repeats(values: np.ndarray) -> np.ndarray:
 def _swapped(prompts: np.ndarray, sides: np.ndarray) -> np.ndarray:
     """[n] whether the same prompt and answers occur earlier with the labels swapped."""
     with np.errstate(over="ignore"):
-        one = (prompts * np.uint64(3) ^ sides[:, 0]) * near._FACTOR ^ sides[:, 1]  # noqa: SLF001
-        other = (prompts * np.uint64(3) ^ sides[:, 1]) * near._FACTOR ^ sides[:, 0]  # noqa: SLF001
+        one = (prompts * np.uint64(3) ^ sides[:, 0]) * near.FACTOR ^ sides[:, 1]
+        other = (prompts * np.uint64(3) ^ sides[:, 1]) * near.FACTOR ^ sides[:, 0]
     values, first = np.unique(one, return_index=True)
     place = np.minimum(np.searchsorted(values, other), len(values) - 1)
     return (values[place] == other) & (first[place] < np.arange(len(one))) & (one != other)
