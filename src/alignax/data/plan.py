@@ -84,7 +84,7 @@ def plan_epochs(
     steps: int | None = None,
     seed: int | None = 0,
     microbatches: int | None = None,
-    microbatch_tokens: int = 4096,
+    microbatch_tokens: int = 2048,
     rows: int = 1,
     packing: bool = True,
 ) -> Plan:
@@ -129,7 +129,7 @@ def plan_epochs(
 def scoring_plan(
     lengths: np.ndarray,
     *,
-    microbatch_tokens: int = 4096,
+    microbatch_tokens: int = 2048,
     rows: int = 1,
     at_least: PackShape | None = None,
 ) -> Plan:
