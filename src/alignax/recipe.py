@@ -151,7 +151,7 @@ class TrainSection(Section):
         default=None, ge=1, description="micro-batches a step; default: fits"
     )
     microbatch_tokens: int = Field(
-        default=2048, ge=128, description="tokens a micro-batch and device, at most"
+        default=2560, ge=128, description="tokens a micro-batch and device, at most"
     )
     packing: bool = Field(default=True, description="false: one example a row")
     eval_steps: int = Field(default=200, ge=1, description="steps between held-out evaluations")

@@ -16,4 +16,7 @@ Arrays of rank two or more carry the letters as a suffix: ``logits_btv``, ``toke
 """
 
 TILE = 128
-"""Tokens in one attention tile; packed rows are multiples of it."""
+"""Tokens in one attention tile."""
+
+ROW_UNIT = 64
+"""Packed rows are multiples of it: finer than a tile, which is much padding in a short row."""

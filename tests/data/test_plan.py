@@ -7,7 +7,7 @@ import pytest
 from alignax.data.deal import deal, spread
 from alignax.data.plan import plan_epochs, row_tiles, scoring_plan
 from alignax.errors import DataError
-from alignax.shapes import TILE
+from alignax.shapes import ROW_UNIT
 from tests.data.lengths import hh_like, indices, ultrafeedback_like
 
 
@@ -78,7 +78,7 @@ def test_steps_hold_the_same_examples_however_they_are_laid_out(settings):
 
 def test_unpacked_micro_batches_keep_to_their_tokens():
     shape = plan_epochs(np.full((64, 3), 170), batch_size=16, packing=False).shape
-    assert (shape.g, shape.b, shape.t) == (2, 8, 512)
+    assert (shape.g, shape.b, shape.t) == (4, 4, 512)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -113,7 +113,7 @@ def test_an_example_that_is_longer_by_itself_sets_the_row_length():
         plan_epochs(lengths, batch_size=4, microbatch_tokens=512, packing=False),
         scoring_plan(lengths, microbatch_tokens=512),
     ):
-        assert (plan.shape.b, plan.shape.t) == (1, 1152)
+        assert (plan.shape.b, plan.shape.t) == (1, 1088)
 
 
 @pytest.mark.parametrize("count", [1, 7, 40, 240])
@@ -123,7 +123,7 @@ def test_shape_fits_every_row_tightly(make, count):
     for plan in (plan_epochs(lengths, batch_size=16, epochs=2), scoring_plan(lengths)):
         rows = [row for e in plan.layouts for step in e for micro in step for row in micro if row]
         shape = plan.shape
-        assert shape.t == -(-max(lengths[row].sum() for row in rows) // TILE) * TILE
+        assert shape.t == -(-max(lengths[row].sum() for row in rows) // ROW_UNIT) * ROW_UNIT
         assert 0 <= shape.a - max(lengths[row, 1:].sum() for row in rows) < 64
         assert 0 <= shape.m - max(len(row_tiles(lengths[row])) for row in rows) < 8
         assert shape.p == max(map(len, rows))

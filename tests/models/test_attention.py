@@ -6,7 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alignax.models.attention import GLOBAL, AttentionSpec, dense_attention, tiled_attention
+from alignax.models.attention import (
+    BACKENDS,
+    GLOBAL,
+    AttentionSpec,
+    Layout,
+    dense_attention,
+    tiled_attention,
+)
 from alignax.models.attention.mask import tiles_within
 from alignax.shapes import TILE
 from tests.models.rows import layout_of, shared_prefix_rows, slow_mask
@@ -115,6 +122,20 @@ def test_tiled_equals_dense(heads, kv_heads):
     np.testing.assert_allclose(tiled[0], dense[0], rtol=0, atol=1e-5)
     for got, want in zip(tiled[1], dense[1], strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * float(jnp.abs(want).max()))
+
+
+@pytest.mark.parametrize("tokens", [TOKENS - 1, TOKENS - 9])
+def test_rows_may_end_within_a_tile(tokens):
+    """375 of 384 tokens are used, so that the last row of queries lies in a tile that is cut."""
+    rows = shared_prefix_rows(ROWS, TOKENS)
+    q, k, v, grad = (x[:, :tokens] for x in inputs(rows))
+    *facts, tiles = layout_of(rows)
+    layout = Layout(*(x[:, :tokens] for x in facts), tiles)
+    want, pull = jax.vjp(lambda *x: dense_attention(*x, layout), q, k, v)
+    out, pulled = jax.vjp(lambda *x: BACKENDS["tiled"](*x, layout, None), q, k, v)
+    np.testing.assert_allclose(out, want, rtol=0, atol=1e-5)
+    for got, right in zip(pulled(grad), pull(grad), strict=True):
+        np.testing.assert_allclose(got, right, rtol=0, atol=1e-4 * float(jnp.abs(right).max()))
 
 
 def test_tiled_takes_pairs_in_any_order_and_skips_unused():

@@ -21,7 +21,7 @@ import numpy as np
 
 from alignax.data.deal import Row, deal, spread
 from alignax.errors import DataError
-from alignax.shapes import TILE
+from alignax.shapes import ROW_UNIT, TILE
 
 ANSWER_UNIT = 64
 """Answer slots of a row are a multiple of this."""
@@ -84,7 +84,7 @@ def plan_epochs(
     steps: int | None = None,
     seed: int | None = 0,
     microbatches: int | None = None,
-    microbatch_tokens: int = 2048,
+    microbatch_tokens: int = 2560,
     rows: int = 1,
     packing: bool = True,
 ) -> Plan:
@@ -129,7 +129,7 @@ def plan_epochs(
 def scoring_plan(
     lengths: np.ndarray,
     *,
-    microbatch_tokens: int = 2048,
+    microbatch_tokens: int = 2560,
     rows: int = 1,
     at_least: PackShape | None = None,
 ) -> Plan:
@@ -161,9 +161,9 @@ def scoring_plan(
 
 
 def row_limit(longest: int, microbatch_tokens: int) -> int:
-    """Longest row that may be laid out: whole tiles, and room for the longest example."""
-    tiles = max(microbatch_tokens // TILE, math.ceil(longest / TILE))
-    return tiles * TILE
+    """Longest row that may be laid out: whole units, and room for the longest example."""
+    units = max(microbatch_tokens // ROW_UNIT, math.ceil(longest / ROW_UNIT))
+    return units * ROW_UNIT
 
 
 def _packed(
@@ -193,7 +193,7 @@ def _single_rows(
     examples: int, longest: int, given: int | None, microbatch_tokens: int, rows: int
 ) -> tuple[int, int]:
     """Micro-batches, and rows of each, when every example has a row of its own."""
-    row_tokens = math.ceil(longest / TILE) * TILE
+    row_tokens = math.ceil(longest / ROW_UNIT) * ROW_UNIT
     fitting = max(1, microbatch_tokens // row_tokens)
     micro = given or math.ceil(examples / (rows * fitting))
     return micro, math.ceil(examples / (micro * rows)) * rows
@@ -212,7 +212,7 @@ def _layout(
             longest = max(longest, load)
             laid.append([flat[i * rows : (i + 1) * rows] for i in range(g)])
         layouts.append(laid)
-    return layouts, g, math.ceil(longest / TILE) * TILE
+    return layouts, g, math.ceil(longest / ROW_UNIT) * ROW_UNIT
 
 
 def _shape(

@@ -7,16 +7,39 @@ Every way is ``attend(q_btnh, k_btkh, v_btkh, layout, window, spec) -> values_bt
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
+
+import jax.numpy as jnp
 
 from alignax.models.attention.dense import dense_attention, masked_attention
 from alignax.models.attention.mask import GLOBAL, PLAIN, SAVED, AttentionSpec, Layout
 from alignax.models.attention.tiled import tiled_attention
+from alignax.shapes import TILE
 
 __all__ = [
     "BACKENDS", "GLOBAL", "PLAIN", "SAVED", "AttentionSpec", "Layout", "dense_attention",
     "masked_attention", "tiled_attention",
 ]  # fmt: skip
+
+
+def whole_tiles(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """Let rows end within a tile: what is added belongs to no segment and is cut off again."""
+
+    @wraps(attend)
+    def padded(q_btnh: Any, k_btkh: Any, v_btkh: Any, layout: Layout, *rest: Any) -> Any:
+        t = q_btnh.shape[1]
+        if t % TILE == 0:
+            return attend(q_btnh, k_btkh, v_btkh, layout, *rest)
+
+        def pad(values: Any) -> Any:
+            return jnp.pad(values, [(0, 0), (0, -t % TILE), *[(0, 0)] * (values.ndim - 2)])
+
+        *facts, tiles = layout
+        wider = Layout(*map(pad, facts), tiles)
+        return attend(pad(q_btnh), pad(k_btkh), pad(v_btkh), wider, *rest)[:, :t]
+
+    return padded
 
 
 def pallas_attention(*arguments: Any) -> Any:
@@ -32,7 +55,7 @@ def pallas_attention(*arguments: Any) -> Any:
 
 BACKENDS: dict[str, Callable[..., Any]] = {
     "dense": dense_attention,
-    "tiled": tiled_attention,
-    "pallas": pallas_attention,
+    "tiled": whole_tiles(tiled_attention),
+    "pallas": whole_tiles(pallas_attention),
 }
 """Name → way of attending: the oracle, plain JAX, and kernels for TPUs and GPUs."""

@@ -39,7 +39,7 @@ def flash_attention(
 ) -> Float[Array, "b t n h"]:
     """Attend within the listed tile pairs only; equal to ``dense_attention``.
 
-    t is a multiple of ``TILE``; unused tile pairs are negative.
+    t is a multiple of ``TILE`` (``whole_tiles`` sees to it); unused tile pairs are negative.
     """
     b, t, n, h = q_btnh.shape
     heads = k_btkh.shape[2]

@@ -40,8 +40,9 @@ def tiled_attention(
 ) -> Float[Array, "b t n h"]:
     """Attend within the listed tile pairs only; equal to ``dense_attention``.
 
-    t is a multiple of ``TILE``. Pairs may come in any order; unused entries are negative and cost
-    nothing at the end of the list, as do pairs that the window rules out.
+    t is a multiple of ``TILE`` (``whole_tiles`` sees to it). Pairs may come in any order;
+    unused entries are negative and cost nothing at the end of the list, as do pairs that the window
+    rules out.
     """
     b, t, n, h = q_btnh.shape
     heads = k_btkh.shape[2]
