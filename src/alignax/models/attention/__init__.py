@@ -35,8 +35,8 @@ def whole_tiles(attend: Callable[..., Any]) -> Callable[..., Any]:
         def pad(values: Any) -> Any:
             return jnp.pad(values, [(0, 0), (0, -t % TILE), *[(0, 0)] * (values.ndim - 2)])
 
-        *facts, tiles = layout
-        wider = Layout(*map(pad, facts), tiles)
+        positions, segments, branches, tiles = layout
+        wider = Layout(pad(positions), pad(segments), pad(branches), tiles)
         return attend(pad(q_btnh), pad(k_btkh), pad(v_btkh), wider, *rest)[:, :t]
 
     return padded
