@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from alignax.errors import UsageError
 from alignax.losses.alphapo import ALPHAPO
+from alignax.losses.alternatives import Alternatives
 from alignax.losses.aot import AOT, AOT_UNPAIRED
 from alignax.losses.apo import APO_DOWN, APO_ZERO
 from alignax.losses.bco import BCO, BCO_PAIR
@@ -209,4 +210,4 @@ def _bind(part: Part, spec: LossSpec, given: Mapping[str, Any], problems: list[s
     return Term(spec, part.weight, beta, **terms, settings=tuple(values.items()))
 
 
-__all__ = ["DEFAULT_LOSS", "KNOBS", "LOSSES", "LossSpec", "Objective", "Term", "build_loss"]
+__all__ = ["Alternatives", "DEFAULT_LOSS", "KNOBS", "LOSSES", "LossSpec", "Objective", "Term", "build_loss"]

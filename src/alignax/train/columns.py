@@ -7,14 +7,14 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from alignax.losses import Objective
+from alignax.losses import Alternatives, Objective
 from alignax.losses.divergence import token_kl, token_squares
 from alignax.records import PackedBatch, PairLogps
 from alignax.train.forward import AnswerLogps, Network, per_answer
 
 
 def measure_pairs(
-    objective: Objective,
+    objective: Objective | Alternatives,
     network: Network,
     policy: AnswerLogps,
     reference: Any,

@@ -5,7 +5,7 @@ Training, the reference, evaluation and ``score`` all go through ``answer_logps`
 disagree about the boundary, the mask or the dtype.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -57,6 +57,8 @@ class Network:
         attention: Key of ``models.attention.BACKENDS``.
         chunk: Answer places of a row whose logits exist at one time.
         logit_cap: Of ``DecoderConfig``.
+        adapter_scale: What the adapter's update is multiplied with; None for 1. Variants of a
+            sweep share one graph, whose own scale is that of its widest adapter.
     """
 
     graphdef: nnx.GraphDef
@@ -67,11 +69,12 @@ class Network:
     attention: str = "tiled"
     chunk: int = 256
     logit_cap: float | None = None
+    adapter_scale: Any = None
 
     def join(self, trainable: Any, frozen: Any) -> Weights:
         """Put trained and frozen arrays back into their places."""
         if self.trains == "adapter":
-            return Weights(base=frozen, adapter=trainable)
+            return Weights(base=frozen, adapter=_scaled(trainable, self.adapter_scale))
         dtype = jnp.dtype(self.compute_dtype)
         return Weights(base=jax.tree.map(lambda x: x.astype(dtype), trainable), adapter=frozen)
 
@@ -80,6 +83,22 @@ class Network:
         if self.trains == "adapter":
             return weights.adapter, weights.base
         return weights.base, weights.adapter
+
+
+def with_adapter_scale(network: Network, factor: Any) -> Network:
+    """The network with another ``adapter_scale``."""
+    return replace(network, adapter_scale=factor)
+
+
+def _scaled(adapter: Any, factor: Any) -> Any:
+    """Multiply an adapter's update A B, by way of B."""
+    if factor is None:
+        return adapter
+
+    def scale(path: Any, leaf: Any) -> Any:
+        return factor * leaf if "lora_b" in jax.tree_util.keystr(path) else leaf
+
+    return jax.tree_util.tree_map_with_path(scale, adapter)
 
 
 def split_model(

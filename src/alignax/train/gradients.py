@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from alignax.losses import Objective
+from alignax.losses import Alternatives, Objective
 from alignax.metrics.preference import preference_metrics
 from alignax.records import LossOutput, PairLogps
 
@@ -27,7 +27,7 @@ class Seen(NamedTuple):
     valid: Any
 
 
-def pair_loss(objective: Objective, seen: Seen, memory: Any) -> LossOutput:
+def pair_loss(objective: Objective | Alternatives, seen: Seen, memory: Any) -> LossOutput:
     """Apply the objective, its schedules resolved, to every example."""
     if objective.kind == "sft":
         loss = objective(seen.pair.policy_chosen, seen.pair.chosen_tokens, seen.valid)
@@ -47,7 +47,7 @@ def pair_loss(objective: Objective, seen: Seen, memory: Any) -> LossOutput:
 
 def summed_gradient(
     seen_by: Callable[[Any, Any], Seen],
-    objective: Objective,
+    objective: Objective | Alternatives,
     trainable: Any,
     memory: Any,
     parts: Any,
@@ -68,7 +68,7 @@ def summed_gradient(
 
 def whole_batch_gradient(
     seen_by: Callable[[Any, Any], Seen],
-    objective: Objective,
+    objective: Objective | Alternatives,
     trainable: Any,
     memory: Any,
     parts: Any,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from alignax.losses import Objective
+from alignax.losses import Alternatives, Objective
 from alignax.models.layers import DropoutKey
 from alignax.records import PackedBatch, PairLogps, Weighted
 from alignax.train.columns import measure_pairs
@@ -94,14 +94,30 @@ def build_train_step(
     reference_plan: ReferencePlan,
     state: TrainState,
 ) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
-    """Compile the update; states stay placed as ``state`` is, so one program serves a run.
+    """Compile ``update_function``; the state is donated.
+
+    States stay placed as ``state`` is, so one program serves a run.
+    """
+    train_step = update_function(network, objective, optimizer, schedule, reference_plan)
+    placed = jax.tree.map(lambda leaf: leaf.sharding, state)
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(placed, None))
+
+
+def update_function(
+    network: Network,
+    objective: Objective | Alternatives,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    reference_plan: ReferencePlan,
+) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
+    """Make the update, a pure function whose settings may be traced.
 
     Returns:
         ``step(state, frozen, live, batch, cached) -> (state, metrics)``: ``frozen`` are the arrays
         that are not trained, ``live`` the weights of a live reference (else None), ``batch`` has
         the micro-batch axis ``g`` in front, ``cached`` holds [g, b, p, s] values of its rows
         (``"reference"`` log-probs, ``"score"``) or is None. Metrics are ``Weighted`` sums and
-        scalars. A step that is not ``finite`` leaves the state as it was. The state is donated.
+        scalars. A step that is not ``finite`` leaves the state as it was.
     """
     see = _forward_pass(network, objective, reference_plan)
     gradient_of = whole_batch_gradient if objective.batch_level else summed_gradient
@@ -144,8 +160,7 @@ def build_train_step(
             "learning_rate": schedule(state.step) * state.rate, "finite": finite,
         }  # fmt: skip
 
-    placed = jax.tree.map(lambda leaf: leaf.sharding, state)
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(placed, None))
+    return train_step
 
 
 def drawn_towards(trainable: Any, state: TrainState, plan: ReferencePlan) -> Any:
@@ -163,7 +178,7 @@ def drawn_towards(trainable: Any, state: TrainState, plan: ReferencePlan) -> Any
 
 
 def _forward_pass(
-    network: Network, objective: Objective, reference_plan: ReferencePlan
+    network: Network, objective: Objective | Alternatives, reference_plan: ReferencePlan
 ) -> Callable[..., Seen]:
     """Make ``(trainable, frozen, live, batch, cached, key) → Seen``."""
 
