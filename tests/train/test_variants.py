@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variants under one update equal the single runs that they stand for."""
 
-from dataclasses import replace
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from alignax.losses import build_loss
-from alignax.losses.alternatives import numbers_of, stack, union
+from alignax.losses.alternatives import stack, union
 from alignax.models.lora import LoraSpec
 from alignax.models.sharding import commit
 from alignax.recipe import OptimizerSection
-from alignax.train.forward import with_adapter_scale
 from alignax.train.optimizer import build_optimizer, build_schedule
 from alignax.train.reference import gather_cached
 from alignax.train.step import ReferencePlan, build_train_step, init_state
@@ -81,7 +77,9 @@ class Together:
 
     def __init__(self, run, grid=GRID, *, at_once, steps=STEPS):
         self.run = run
-        objectives = [build_loss(loss, kind="pair", **knobs).over(STEPS) for loss, knobs, *_ in grid]
+        objectives = [
+            build_loss(loss, kind="pair", **knobs).over(STEPS) for loss, knobs, *_ in grid
+        ]
         forms, choice = stack(objectives)
         sections = [section for _, _, section, *_ in grid]
         rates, differing = stack_optimizers(sections, STEPS)

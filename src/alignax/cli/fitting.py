@@ -109,6 +109,22 @@ def settle(recipe: Recipe, job: Job, device: Device) -> Verdict:
     return Verdict(remat, size, total, limit, reason)
 
 
+def with_crowd(recipe: Recipe, job: Job, device: Device, variants: int, at_once: int | None) -> Job:
+    """The same step for several variants.
+
+    Without a wish, a CPU computes one after another, which is as quick there and takes the least
+    memory; others take as many together as fit, by halves.
+    """
+    job = replace(job, variants=variants, at_once=min(at_once or variants, variants))
+    if at_once is not None:
+        return job
+    if device.kind == "cpu":
+        return replace(job, at_once=1)
+    while job.at_once > 1 and not settle(recipe, job, device).fits:
+        job = replace(job, at_once=math.ceil(job.at_once / 2))
+    return job
+
+
 def smaller(job: Job, tokens: int) -> Job:
     """The same step in micro-batches of fewer tokens."""
     scale = tokens / job.tokens

@@ -20,6 +20,7 @@ VERBS = {
     "quickstart": "align a small real model on the packaged pairs and write a report",
     "sft": "imitate the answers of a data set (supervised fine-tuning)",
     "dpo": "learn from preference pairs (direct preference optimisation)",
+    "sweep": "train many variants of a preference run at once, and find the right one",
     "plan": "estimate memory and time of a run before it starts",
     "score": "write log-probs of given answers",
     "data": "audit, show, filter, split and convert rows",

@@ -71,7 +71,7 @@ def evaluate_heldout(recipe: Recipe, reference: str | None) -> tuple[dict[str, f
     step = build_eval_step(network, reference_adapter=sides.adapter, columns=objective.columns)
     with terminal.progress("held-out rows", len(rows)) as advance:
         batches = (place_batch(b, policy.mesh) for _, b in step_batches(rows, plan))
-        scores = score_heldout(step, sides.policy, sides.reference, batches, len(rows), 2, advance)
+        scores = score_heldout(step, sides.policy, sides.reference, batches, len(rows), advance)
     given = scores_for(objective, rows)
     return summarize_pairs(scores, objective, given=given), sides.name
 

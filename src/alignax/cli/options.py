@@ -93,17 +93,22 @@ def _help(info: FieldInfo) -> str:
     return f"{info.description}{shown}".replace("%", "%%")
 
 
+def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Collect the settings that were given as flags."""
+    return {
+        key: value_of(key, text)
+        for name, text in vars(arguments).items()
+        if (key := name.removeprefix("recipe:")) != name and text is not None
+    }
+
+
 def settings_of(arguments: argparse.Namespace, *, method: str) -> Recipe:
     """Build the recipe from ``--recipe`` and the flags."""
-    overrides: dict[str, Any] = {}
-    for name, text in vars(arguments).items():
-        if name.startswith("recipe:") and text is not None:
-            key = name.removeprefix("recipe:")
-            overrides[key] = _value(key, text)
+    overrides = given_settings(arguments)
     return load_recipe(getattr(arguments, "recipe", None), {**overrides, "method": method})
 
 
-def _value(key: str, text: str) -> Any:
+def value_of(key: str, text: str) -> Any:
     """Parse a flag's text; text settings stay text, comma lists become lists."""
     if key in MAPPINGS:
         return _mapping(key, text)

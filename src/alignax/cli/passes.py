@@ -97,7 +97,7 @@ class HeldOutPass:
         return self._setup.train.select([i for micro in step for row in micro for i in row])
 
     @cached_property
-    def _held_out_plan(self) -> Plan | None:
+    def held_out_plan(self) -> Plan | None:
         """Layout of the held-out rows, in a shape in which the first step's rows fit too."""
         if self._setup.held_out is None:
             return None
@@ -111,12 +111,12 @@ class HeldOutPass:
         with terminal.progress(title, len(part)) as advance:
             return score_heldout(
                 self._step, policy, setup.reference if self._live else None,
-                setup.batches(part, plan), len(part), setup.answers, advance,
+                setup.batches(part, plan), len(part), advance,
             )  # fmt: skip
 
     def evaluate(self, trainable: Any, step: int) -> dict[str, float]:
         """Measure the held-out rows, of which there must be some."""
-        setup, plan = self._setup, self._held_out_plan
+        setup, plan = self._setup, self.held_out_plan
         assert setup.held_out is not None
         assert plan is not None
         scores = self._score(setup.held_out, plan, trainable, "held-out rows")
@@ -135,7 +135,7 @@ class HeldOutPass:
         setup, part = self._setup, self._first_rows
         dtype = setup.recipe.model.dtype
         trainable, _ = setup.network.part(setup.start)
-        shared = self._held_out_plan.shape if self._held_out_plan is not None else None
+        shared = self.held_out_plan.shape if self.held_out_plan is not None else None
         plan = score_plan(setup, part, at_least=shared)
         scores = self._score(part, plan, trainable, "self-test")
         order = np.argsort(part.lengths.sum(1))[:2]

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from alignax.cli.options import Parser
 from alignax.cli.run_folder import RunFolder
-from alignax.files import write_text
+from alignax.files import read_json, write_text
 
 
 def add_arguments(parser: Parser) -> None:
@@ -23,13 +23,19 @@ def main(arguments: argparse.Namespace) -> int:
     from alignax.cli import terminal
     from alignax.report.build import build_report
     from alignax.report.render import render
+    from alignax.report.sweep import is_sweep, render_sweep
 
     folder = RunFolder(arguments.run).require_run()
-    report = build_report(folder.path)
-    write_text(folder.report_file, render(report))
-    if arguments.json:
-        terminal.write_result(asdict(report))
+    if is_sweep(folder.path):
+        found = read_json(folder.path / "sweep.json")
+        page, shown, verdict = render_sweep(folder.path), found, found["reason"]
     else:
-        terminal.print_result(report.verdict)
+        report = build_report(folder.path)
+        page, shown, verdict = render(report), asdict(report), report.verdict
+    write_text(folder.report_file, page)
+    if arguments.json:
+        terminal.write_result(shown)
+    else:
+        terminal.print_result(verdict)
         terminal.say(f"report: {folder.report_file}")
     return 0

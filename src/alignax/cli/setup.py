@@ -12,7 +12,7 @@ import optax
 import alignax
 from alignax.cli import terminal
 from alignax.cli.attending import with_attention
-from alignax.cli.fitting import job_of, memory_limit, require_fit, this_device
+from alignax.cli.fitting import job_of, memory_limit, require_fit, this_device, with_crowd
 from alignax.cli.loading import (
     Policy,
     build_encoder,
@@ -61,6 +61,7 @@ class Setup:
     attention_notice: str | None
     memory: str
     compilations: Compilations
+    at_once: int = 1
 
     @property
     def answers(self) -> int:
@@ -79,14 +80,28 @@ class Setup:
             yield place_batch(batch, self.policy.mesh)
 
 
-def prepare(recipe: Recipe) -> Setup:
-    """Load, check and lay out everything; nothing is written yet."""
+@dataclass(frozen=True)
+class Crowd:
+    """How many adapters are trained over the base, and how many together (None: what fits)."""
+
+    variants: int = 1
+    at_once: int | None = 1
+
+
+def prepare(recipe: Recipe, *, objective: Objective | None = None, crowd: Crowd = Crowd()) -> Setup:
+    """Load, check and lay out everything; nothing is written yet.
+
+    Args:
+        recipe: All settings.
+        objective: What the run must provide for, where that is more than the recipe's own loss.
+        crowd: Variants that the run trains.
+    """
     folder = RunFolder(recipe.output)
     require_idle(folder.path)
     folder.require_usable(resume=recipe.train.resume)
     compilations = Compilations()
     kind = "pair" if recipe.method == "dpo" else "sft"
-    objective = build_objective(recipe)
+    objective = objective or build_objective(recipe)
     policy = load_policy(recipe.model, lora=recipe.lora, mesh=recipe.mesh, seed=recipe.train.seed)
     recipe = with_lora_of(policy, recipe)
     encoder = build_encoder(policy, recipe.data)
@@ -112,10 +127,13 @@ def prepare(recipe: Recipe) -> Setup:
     network, notice = with_attention(
         network, policy, recipe.model, max(plan.shape.t, recipe.train.microbatch_tokens)
     )
-    recipe, network, memory = fit_memory(recipe, policy, network, reference_plan, plan, train)
+    recipe, network, memory, at_once = fit_memory(
+        recipe, policy, network, reference_plan, plan, train, crowd
+    )
     return Setup(
         recipe, folder, policy, encoder, train, held_out, reports, objective.over(plan.steps),
         network, start, reference, reference_plan, identity, plan, notice, memory, compilations,
+        at_once,
     )  # fmt: skip
 
 
@@ -132,14 +150,15 @@ def warn_of_long_rows(recipe: Recipe, plan: Plan) -> None:
 
 def fit_memory(
     recipe: Recipe, policy: Policy, network: Network, reference_plan: ReferencePlan, plan: Plan,
-    train: EncodedDataset,
-) -> tuple[Recipe, Network, str]:  # fmt: skip
+    train: EncodedDataset, crowd: Crowd,
+) -> tuple[Recipe, Network, str, int]:  # fmt: skip
     """Choose what is recomputed and how many logits exist at a time, from the estimate.
 
     A run that is continued keeps the policy that it began with.
 
     Returns:
-        Recipe and network with the choice in them, and the choice in words.
+        Recipe and network with the choice in them, the choice in words, and how many variants are
+        computed together.
 
     Raises:
         RunError: The run cannot fit.
@@ -157,10 +176,11 @@ def fit_memory(
         live=reference_plan.mode in ("live", "moving"),
         limit=memory_limit(recipe, device),
     )
+    job = with_crowd(recipe, job, device, crowd.variants, crowd.at_once)
     longest = int(train.lengths.sum(1).max())
     verdict = require_fit(recipe, job, device, longest)
     network = replace(network, remat=verdict.remat, chunk=job.chunk)
-    return with_remat(recipe, verdict.remat), network, verdict.reason
+    return with_remat(recipe, verdict.remat), network, verdict.reason, job.at_once
 
 
 def with_remat(recipe: Recipe, remat: str) -> Recipe:

@@ -16,8 +16,9 @@ from alignax.losses import Objective
 from alignax.metrics.intervals import mean_interval, wilson
 from alignax.records import PackedBatch, PairLogps
 from alignax.train.columns import answer_columns, answer_kl, pair_logps
-from alignax.train.forward import Network, Weights, answer_logps
+from alignax.train.forward import AnswerLogps, Network, Weights, answer_logps, with_adapter_scale
 from alignax.train.reference import scored
+from alignax.train.variants import over_variants
 
 
 class RowScores(NamedTuple):
@@ -49,40 +50,91 @@ def build_eval_step(
 
     def evaluate(policy: Weights, reference: Weights | None, batch: PackedBatch) -> Any:
         def one(micro: PackedBatch) -> Any:
-            ours = answer_logps(network, policy, micro)
-            if reference_adapter is None or reference is None:
-                zeros = jax.numpy.zeros_like(ours.sums)
-                more = answer_columns(columns, network, ours, None, micro)
-                return RowScores(ours.sums, zeros, ours.tokens, zeros, more)
-            theirs = answer_logps(network, reference, micro, adapter=reference_adapter)
-            kl = answer_kl(network, ours, theirs, micro)
-            more = answer_columns(columns, network, ours, theirs, micro, kl)
-            return RowScores(ours.sums, theirs.sums, ours.tokens, kl, more)
+            theirs = None
+            if reference_adapter is not None and reference is not None:
+                theirs = answer_logps(network, reference, micro, adapter=reference_adapter)
+            return _compare(network, policy, theirs, micro, columns)
 
         return jax.lax.map(one, batch)
 
     return jax.jit(evaluate)
 
 
+def build_variants_eval_step(
+    network: Network, *, reference_adapter: bool, columns: tuple[str, ...], at_once: int
+) -> Callable[..., Any]:
+    """Compile the same for the variants of a sweep, over one pass of the reference.
+
+    Returns:
+        ``((adapters, scales, frozen), reference, batch [g, …]) → RowScores``, [g, b, p, s, k] each;
+        adapters and scales have the axis of variants in front.
+    """
+    network = replace(network, remat="none")
+
+    def evaluate(policies: tuple[Any, Any, Any], reference: Weights, batch: PackedBatch) -> Any:
+        adapters, scales, frozen = policies
+
+        def one(micro: PackedBatch) -> Any:
+            theirs = answer_logps(network, reference, micro, adapter=reference_adapter)
+
+            def compare(variant: tuple[Any, Any]) -> RowScores:
+                adapter, scale = variant
+                mine = with_adapter_scale(network, scale).join(adapter, frozen)
+                return _compare(network, mine, theirs, micro, columns)
+
+            scores = over_variants(compare, (adapters, scales), at_once)
+            return jax.tree.map(lambda x: jax.numpy.moveaxis(x, 0, -1), scores)
+
+        return jax.lax.map(one, batch)
+
+    return jax.jit(evaluate)
+
+
+def _compare(
+    network: Network,
+    policy: Weights,
+    theirs: AnswerLogps | None,
+    micro: PackedBatch,
+    columns: tuple[str, ...],
+) -> RowScores:
+    """Score a micro-batch under a policy, beside what the reference says."""
+    ours = answer_logps(network, policy, micro)
+    if theirs is None:
+        zeros = jax.numpy.zeros_like(ours.sums)
+        more = answer_columns(columns, network, ours, None, micro)
+        return RowScores(ours.sums, zeros, ours.tokens, zeros, more)
+    kl = answer_kl(network, ours, theirs, micro)
+    more = answer_columns(columns, network, ours, theirs, micro, kl)
+    return RowScores(ours.sums, theirs.sums, ours.tokens, kl, more)
+
+
 def score_heldout(
     step: Callable[..., Any],
-    policy: Weights,
+    policy: Any,
     reference: Weights | None,
     batches: Iterable[PackedBatch],
     count: int,
-    answers: int,
     progress: Callable[[int], None] = lambda _: None,
 ) -> RowScores:
     """Evaluate every held-out row once, whatever its place in the batches."""
     scores = None
     for examples, parts in scored(step, (policy, reference), batches):
         if scores is None:
-            scores = jax.tree.map(lambda _: np.full((count, answers), np.nan), parts)
+            scores = jax.tree.map(lambda part: np.full((count, *part.shape[1:]), np.nan), parts)
         for target, part in zip(jax.tree.leaves(scores), jax.tree.leaves(parts), strict=True):
             target[examples] = part
         progress(len(examples))
     assert scores is not None
     return scores
+
+
+def pairs_of(scores: RowScores, given: np.ndarray | None = None) -> PairLogps:
+    """Turn the scores of rows (and those that came with them) into what a loss reads, on [n]."""
+    columns = {name: values[:, None] for name, values in scores.columns.items()}
+    if given is not None:
+        columns["score"] = given[:, None]
+    sides = (scores.policy[:, None], scores.reference[:, None], scores.tokens[:, None])
+    return jax.tree.map(np.asarray, pair_logps(*sides, columns))
 
 
 def summarize_pairs(
@@ -105,11 +157,7 @@ def summarize_pairs(
         has_reference: Whether the scores hold a reference.
         given: [n, s] scores that came with the rows, for losses that read them.
     """
-    columns = {name: values[:, None] for name, values in scores.columns.items()}
-    if given is not None:
-        columns["score"] = given[:, None]
-    sides = (scores.policy[:, None], scores.reference[:, None], scores.tokens[:, None])
-    pair: PairLogps = jax.tree.map(np.asarray, pair_logps(*sides, columns))
+    pair = pairs_of(scores, given)
     losses = np.array(objective.per_example(pair), np.float64)
     chosen_reward, rejected_reward = objective.rewards(pair)
     margins = np.asarray(chosen_reward - rejected_reward, np.float64)

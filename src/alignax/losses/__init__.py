@@ -210,4 +210,13 @@ def _bind(part: Part, spec: LossSpec, given: Mapping[str, Any], problems: list[s
     return Term(spec, part.weight, beta, **terms, settings=tuple(values.items()))
 
 
-__all__ = ["Alternatives", "DEFAULT_LOSS", "KNOBS", "LOSSES", "LossSpec", "Objective", "Term", "build_loss"]
+__all__ = [
+    "Alternatives",
+    "DEFAULT_LOSS",
+    "KNOBS",
+    "LOSSES",
+    "LossSpec",
+    "Objective",
+    "Term",
+    "build_loss",
+]

@@ -46,6 +46,8 @@ class Job:
         chunk: Answer places of a row whose logits exist at one time.
         fsdp: Devices that split the weights.
         tensor: Devices that split heads, MLP and vocabulary.
+        variants: Adapters that are trained over one base.
+        at_once: Variants whose passes run together.
     """
 
     config: DecoderConfig
@@ -60,6 +62,8 @@ class Job:
     chunk: int
     fsdp: int = 1
     tensor: int = 1
+    variants: int = 1
+    at_once: int = 1
 
     @property
     def narrow(self) -> int:
@@ -183,13 +187,13 @@ def footprint(job: Job, remat: str) -> Footprint:
     part = trained * WIDE
     return Footprint(
         weights=cast if full else base_bytes,
-        trainable=trained * WIDE,
-        optimizer=2 * trained * WIDE,
+        trainable=trained * WIDE * job.variants,
+        optimizer=2 * trained * WIDE * job.variants,
         reference=copy,
-        gradients=2 * part,
-        activations=activation_bytes(job, remat),
-        layer=layer_bytes(job, remat),
-        head=head_bytes(job),
+        gradients=2 * part * job.at_once,
+        activations=activation_bytes(job, remat) * job.at_once,
+        layer=layer_bytes(job, remat) * job.at_once,
+        head=head_bytes(job) * job.at_once,
         batch=job.microbatches
         * job.rows
         * (4 * job.tokens + 3 * job.answers + 2 * job.tiles)

@@ -196,9 +196,14 @@ def draw(
         for step in rollbacks:
             axes.axvline(step, color=INK, linewidth=0.8, linestyle=(0, (1, 2)), label="_rollback")
         _frame(axes, chart)
-        file = io.StringIO()
-        FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None, "Creator": None})
-    return _inline(file.getvalue(), chart.title)
+        return element(figure, chart.title)
+
+
+def element(figure: Figure, title: str) -> str:
+    """Write a figure as an ``<svg>`` element of the page."""
+    file = io.StringIO()
+    FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None, "Creator": None})
+    return _inline(file.getvalue(), title)
 
 
 def _training(

@@ -26,15 +26,15 @@ def render(report: RunReport) -> str:
     """Write the page; all text from the run is escaped."""
     sections = [
         _head(report),
-        _section("How training went", _charts(report)),
-        _section("Held-out evaluations", _evaluations(report)),
-        _section("The same prompts, before and after", _samples(report)),
-        _section("What the rows are like", _audit(report)),
-        _section("Exported", tables.exports(report.exports) if report.exports else ""),
-        _section("Where the time went", tables.profile(report.profile) if report.profile else ""),
-        _section("Events", tables.events(report.events) if report.events else ""),
-        _section("Settings", _settings(report)),
-        _section(
+        section("How training went", _charts(report)),
+        section("Held-out evaluations", _evaluations(report)),
+        section("The same prompts, before and after", _samples(report)),
+        section("What the rows are like", _audit(report)),
+        section("Exported", tables.exports(report.exports) if report.exports else ""),
+        section("Where the time went", tables.profile(report.profile) if report.profile else ""),
+        section("Events", tables.events(report.events) if report.events else ""),
+        section("Settings", _settings(report)),
+        section(
             "Fingerprints", tables.fingerprints(report.fingerprints) if report.fingerprints else ""
         ),
     ]
@@ -56,7 +56,7 @@ def page(title: str, content: str, footer: str) -> str:
     )
 
 
-def _section(title: str, content: str) -> str:
+def section(title: str, content: str) -> str:
     """Wrap content under a heading; nothing for nothing."""
     return f"<section>\n<h2>{title}</h2>\n{content}\n</section>\n" if content else ""
 

@@ -22,6 +22,7 @@ from alignax.train.feed import Feed
 from alignax.train.hooks import Hook
 from alignax.train.rollback import Watch
 from alignax.train.step import TrainState, step_values
+from alignax.train.variants_watch import VariantsWatch
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Parts:
     after_first: Callable[[TrainState, TrainState, Mapping[str, float]], None]
     record: Mapping[str, Any]
     data_state: Callable[[], Any]
-    watch: Watch
+    watch: Watch | VariantsWatch
 
 
 @dataclass

@@ -49,6 +49,11 @@ class Watch:
         """Note a training step."""
         self._steps.append({"step": step, **values})
 
+    @property
+    def last_step(self) -> int:
+        """The last training step that was noted; 0 before the first."""
+        return int(self._steps[-1]["step"]) if self._steps else 0
+
     def judge(self, hooks: Sequence[Hook]) -> None:
         """Ask every guard; tell the hooks what is new.
 
