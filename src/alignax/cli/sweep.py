@@ -76,7 +76,7 @@ def main(arguments: argparse.Namespace) -> int:
     require(variants[0].recipe, "model.path", "data.path", "output")
     # Imported late: `--help` and usage errors should not wait for JAX.
     from alignax.cli import sweep_results, terminal
-    from alignax.cli.sweeping import prepare_sweep
+    from alignax.cli.sweep_setup import prepare_sweep
 
     sweep = prepare_sweep(variants, arguments.slice)
     found = sweep_results.execute(sweep, arguments.export)

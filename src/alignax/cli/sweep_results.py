@@ -15,7 +15,8 @@ from alignax.cli import terminal
 from alignax.cli.finish import Interrupted, export_probes
 from alignax.cli.grid import Variant
 from alignax.cli.run_lock import writing
-from alignax.cli.sweeping import Sweep, Trained, about, run
+from alignax.cli.sweep_setup import Sweep, about
+from alignax.cli.sweeping import Trained, run
 from alignax.errors import StoppedByGuard
 from alignax.evaluate.variants import SHOWN, Advice, Outcome, recommend, seed_table
 from alignax.export.card import RunFacts
