@@ -44,7 +44,7 @@ def evals(run, name):
 def sweep(tiny):
     """A finished sweep of eight variants; v1 is the run ``dpo_run``."""
     run = tiny / "runs" / "sweep"
-    assert alignax(*words(tiny, run), *SHORT, *GRID, "--export", "all") == 0
+    assert alignax(*words(tiny, run), *SHORT, *GRID, "--export", "all", "--guards.kl.top", "9") == 0
     return run
 
 
@@ -68,7 +68,9 @@ def test_the_first_variant_is_the_single_run(sweep, dpo_run):
 def test_every_variant_is_written(sweep, capsys):
     found = json.loads((sweep / "sweep.json").read_text())
     assert [v["name"] for v in found["variants"]] == [f"v{i}" for i in range(1, 9)]
-    assert {entry["variant"] for entry in found["exports"]} == {f"v{i}" for i in range(1, 9)}
+    paths = {entry["path"].rpartition("/")[2] for entry in found["exports"]}
+    best = {"adapter"} if found["recommended"] else set()
+    assert paths == {f"v{i}" for i in range(1, 9)} | best
     ranks = [
         json.loads((sweep / "export" / f"v{i}" / "adapter_config.json").read_text())["r"]
         for i in (1, 2)
@@ -92,15 +94,18 @@ def test_the_step_was_compiled_once(sweep):
     assert kinds.count("first_step") == 1
 
 
-def test_the_best_recipe_is_a_run_of_its_own(sweep):
+def test_the_best_recipe_is_a_run_of_its_own(sweep, capsys):
     found = json.loads((sweep / "sweep.json").read_text())
-    if found["recommended"] is None:
-        pytest.skip("no variant stayed within the KL limit")
     best = load_recipe(sweep / "recipe.best.yaml", {})
     chosen = next(v for v in found["variants"] if v["name"] == found["recommended"])
     assert best.loss.beta == chosen["settings"]["loss.beta"]
     assert best.lora.rank == chosen["settings"]["lora.rank"]
     assert best.output == f"{sweep}-best"
+    # The folder stands for the recommended variant, its own loss included.
+    capsys.readouterr()
+    assert alignax("evaluate", "heldout", "--model", sweep, "--json") == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["loss"] == pytest.approx(chosen["values"]["loss"], abs=1e-5)
 
 
 def test_bad_variants_freeze_and_the_others_go_on(tiny, tmp_path, capsys):

@@ -29,7 +29,7 @@ def run_model(path: str) -> tuple[str, str | None]:
 def run_recipe(path: str) -> Recipe | None:
     """Read the recipe of a run; None if the path holds no run."""
     folder = RunFolder(path)
-    return folder.recipe() if folder.recipe_file.exists() else None
+    return folder.result_recipe() if folder.recipe_file.exists() else None
 
 
 def with_run_settings(recipe: Recipe) -> Recipe:

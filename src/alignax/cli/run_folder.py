@@ -39,6 +39,8 @@ class RunFolder:
         self.summary_file = self.path / "summary.json"
         self.rollbacks_file = self.path / "rollbacks.json"
         self.report_file = self.path / "report.html"
+        self.sweep_file = self.path / "sweep.json"
+        self.best_recipe_file = self.path / "recipe.best.yaml"
         self.checkpoints = self.path / "checkpoints"
         self.samples = self.path / "samples"
         self.export = self.path / "export"
@@ -135,8 +137,13 @@ class RunFolder:
 
     def recipe(self) -> Recipe:
         """Read the resolved recipe of the run."""
-        tree = yaml.safe_load(self.require_run().recipe_file.read_text(encoding="utf-8"))
-        return build_recipe(flatten(tree))
+        return _read_recipe(self.require_run().recipe_file)
+
+    def result_recipe(self) -> Recipe:
+        """Read the recipe of what the run came to: of a sweep, the recommended variant's."""
+        if self.best_recipe_file.exists():
+            return _read_recipe(self.best_recipe_file)
+        return self.recipe()
 
     def fingerprints(self) -> dict[str, Any]:
         """Read the run's fingerprints."""
@@ -174,6 +181,11 @@ class RunFolder:
                 problems=problems,
                 hint="repeat the command of the run with --train.resume, or start a new --output",
             )
+
+
+def _read_recipe(file: Path) -> Recipe:
+    """Read a recipe that we wrote."""
+    return build_recipe(flatten(yaml.safe_load(file.read_text(encoding="utf-8"))))
 
 
 def settings_that_matter(recipe: Recipe) -> dict[str, Any]:

@@ -14,7 +14,8 @@ lora.rank, lora.alpha and, by --seeds, in the seed of adapter and dropout.
 
 A variant that a guard objects to (KL, loss, a value that is not a number) is frozen, the others
 go on. At the end: a table with intervals, the recommended variant by a stated rule, its
-recipe.best.yaml for `alignax dpo --recipe`, its adapter, a report.
+recipe.best.yaml for `alignax dpo --recipe`, its adapter, a report. The folder then stands for the
+recommended variant wherever a run does (`alignax chat --model runs/beta`, `--adapter runs/beta`).
 """
 
 import argparse
@@ -38,7 +39,8 @@ no earlier state."""
 
 def add_arguments(parser: Parser) -> None:
     """Add the flags of this verb."""
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="YAML file with settings")
+    parser.add_argument("file", nargs="?", metavar="RECIPE", help="YAML file with settings")
+    parser.add_argument("--recipe", metavar="FILE", help="the same as a flag")
     parser.add_argument(
         "--grid", action="append", default=[], metavar="KEY=V1,V2",
         help="values of one setting; may be repeated, all combinations are trained",
@@ -61,6 +63,9 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run a sweep."""
+    if arguments.file and arguments.recipe:
+        raise UsageError(f"two recipes: {arguments.file} and --recipe {arguments.recipe}")
+    file = arguments.file or arguments.recipe
     given = given_settings(arguments)
     grid = parse_grid(arguments.grid)
     both = sorted(grid.keys() & given.keys())
@@ -69,7 +74,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.slice is not None and arguments.slice < 1:
         raise UsageError(f"--slice must be at least 1, got {arguments.slice}")
     variants = expand(
-        lambda settings: load_recipe(arguments.recipe, {**given, **settings, "method": "dpo"}),
+        lambda settings: load_recipe(file, {**given, **settings, "method": "dpo"}),
         grid,
         arguments.seeds,
     )

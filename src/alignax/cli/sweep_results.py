@@ -27,6 +27,7 @@ from alignax.models.layers import LoRAParam
 from alignax.models.lora import add_lora
 from alignax.recipe import Recipe, dump_recipe
 from alignax.report.sweep import render_sweep
+from alignax.train.step import TrainState
 from alignax.train.variants import variant_of, with_rank
 
 
@@ -57,15 +58,21 @@ def write_results(sweep: Sweep, trained: Trained, export: Literal["best", "all"]
     advice = recommend(outcomes, trained.right, bottom=band.bottom, top=band.top)
     found = results(sweep, trained, outcomes, advice)
     folder = setup.folder.path
-    wanted = [v for v in sweep.variants if export == "all" or v.name == advice.name]
-    found["exports"] = [export_variant(sweep, trained, variant, found) for variant in wanted]
     best = next((v for v in sweep.variants if v.name == advice.name), None)
+    targets = {v.name: v for v in sweep.variants} if export == "all" else {}
     if best is not None:
-        write_text(folder / "recipe.best.yaml", dump_recipe(best_recipe(best.recipe, folder)))
+        targets["adapter"] = best
+        recipe = best_recipe(best.recipe, folder)
+        write_text(setup.folder.best_recipe_file, dump_recipe(recipe))
+    state = trained.result.state
+    found["exports"] = [
+        export_variant(sweep, state, variant, found, setup.folder.export / name)
+        for name, variant in targets.items()
+    ]
     write_text(folder / "sweep.csv", as_csv(outcomes))
     setup.compilations.close()
     found["compilations"] = setup.compilations.summary()
-    write_json(folder / "sweep.json", terminal.finite(found))
+    write_json(setup.folder.sweep_file, terminal.finite(found))
     write_json(setup.folder.summary_file, summary_of(found))
     write_text(setup.folder.report_file, render_sweep(folder))
     if not trained.watch.running.any():
@@ -132,12 +139,12 @@ def best_recipe(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def export_variant(
-    sweep: Sweep, trained: Trained, variant: Variant, found: Mapping[str, Any]
+    sweep: Sweep, state: TrainState, variant: Variant, found: Mapping[str, Any], target: Path
 ) -> dict[str, Any]:
     """Write a variant's adapter in PEFT's layout, and check it against the trained weights."""
     setup, place = sweep.setup, sweep.names.index(variant.name)
     spec, policy = sweep.specs[place], setup.policy
-    adapter = variant_of(trained.result.state, place).trainable
+    adapter = variant_of(state, place).trainable
     start = setup.start
     model = nnx.merge(setup.network.graphdef, start.base, start.adapter)
     add_lora(model, spec, key=jax.random.key(0))
@@ -153,7 +160,6 @@ def export_variant(
         | {"after": outcome["values"]},
     )
     stop_ids = setup.encoder.stop_ids
-    target = setup.folder.export / variant.name
     write_adapter(target, model, spec, policy.tokenizer, facts, stop_ids=stop_ids)
     prompts = export_probes(setup.encoder)
     checks = verify_adapter(target, model, policy.loaded, prompts, stop_ids=stop_ids)
