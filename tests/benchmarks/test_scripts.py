@@ -10,7 +10,7 @@ from benchmarks.random_step import RandomPairs
 
 
 @pytest.mark.parametrize(
-    "name", ["gemm", "memory", "model", "pair_losses", "peers", "point", "step"]
+    "name", ["gemm", "memory", "model", "pair_losses", "peers", "point", "step", "sweep"]
 )
 def test_scripts_import(name):
     assert callable(importlib.import_module(f"benchmarks.{name}").main)

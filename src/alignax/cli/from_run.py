@@ -3,7 +3,7 @@
 
 from typing import Any, TypeVar
 
-from alignax.cli.run_folder import RunFolder
+from alignax.cli.run_folder import RunFolder, result_recipe
 from alignax.data.encode import EncodeOptions
 from alignax.errors import ModelError
 from alignax.recipe import Recipe, Section
@@ -29,7 +29,7 @@ def run_model(path: str) -> tuple[str, str | None]:
 def run_recipe(path: str) -> Recipe | None:
     """Read the recipe of a run; None if the path holds no run."""
     folder = RunFolder(path)
-    return folder.result_recipe() if folder.recipe_file.exists() else None
+    return result_recipe(folder) if folder.recipe_file.exists() else None
 
 
 def with_run_settings(recipe: Recipe) -> Recipe:

@@ -139,12 +139,6 @@ class RunFolder:
         """Read the resolved recipe of the run."""
         return _read_recipe(self.require_run().recipe_file)
 
-    def result_recipe(self) -> Recipe:
-        """Read the recipe of what the run came to: of a sweep, the recommended variant's."""
-        if self.best_recipe_file.exists():
-            return _read_recipe(self.best_recipe_file)
-        return self.recipe()
-
     def fingerprints(self) -> dict[str, Any]:
         """Read the run's fingerprints."""
         return read_json(self.fingerprints_file)
@@ -181,6 +175,12 @@ class RunFolder:
                 problems=problems,
                 hint="repeat the command of the run with --train.resume, or start a new --output",
             )
+
+
+def result_recipe(folder: RunFolder) -> Recipe:
+    """Read the recipe of what a run came to: of a sweep, the recommended variant's."""
+    best = folder.best_recipe_file
+    return _read_recipe(best) if best.exists() else folder.recipe()
 
 
 def _read_recipe(file: Path) -> Recipe:
