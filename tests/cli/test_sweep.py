@@ -3,6 +3,7 @@
 
 import csv
 import json
+import shutil
 import signal
 
 import numpy as np
@@ -88,6 +89,21 @@ def test_every_variant_is_written(sweep, capsys):
     assert json.loads(capsys.readouterr().out)["recommended"] == found["recommended"]
 
 
+def test_a_variant_can_be_exported_later(sweep, capsys):
+    file = sweep / "export" / "v2" / "adapter_model.safetensors"
+    before = file.read_bytes()
+    shutil.rmtree(file.parent)
+    capsys.readouterr()
+    assert alignax("export", sweep, "--variant", "v2", "--json") == 0
+    (written,) = json.loads(capsys.readouterr().out)
+    assert written["variant"] == "v2"
+    assert file.read_bytes() == before
+    with pytest.raises(UsageError, match="no variant 'v9'"):
+        alignax("export", sweep, "--variant", "v9")
+    with pytest.raises(UsageError, match="no effect"):
+        alignax("export", sweep, "--checkpoint", "2")
+
+
 def test_the_step_was_compiled_once(sweep):
     kinds = [event["kind"] for event in read_lines(sweep / "events.jsonl")]
     assert "recompiled" not in kinds
@@ -157,6 +173,9 @@ def test_a_stopped_sweep_continues_bit_for_bit(tiny, tmp_path, monkeypatch):
         patch.setattr(SweepProgress, "on_step", stop)
         with pytest.raises(RunError, match="saved step 3"):
             alignax(*words(tiny, stopped), *short)
+    for verb in ("report", "export"):
+        with pytest.raises(RunError, match="not finished"):
+            alignax(verb, stopped)
     with pytest.raises(RunError, match="another run"):
         other = [word.replace("0.1,0.5", "0.1,0.6") for word in short]
         alignax(*words(tiny, stopped), *other, "--train.resume")

@@ -27,8 +27,8 @@ def main(arguments: argparse.Namespace) -> int:
 
     folder = RunFolder(arguments.run).require_run()
     if is_sweep(folder.path):
-        found = read_json(folder.path / "sweep.json")
-        page, shown, verdict = render_sweep(folder.path), found, found["reason"]
+        page, shown = render_sweep(folder.path), read_json(folder.sweep_file)
+        verdict = shown["reason"]
     else:
         report = build_report(folder.path)
         page, shown, verdict = render(report), asdict(report), report.verdict

@@ -8,27 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
-from flax import nnx
-
 from alignax.cli import terminal
-from alignax.cli.finish import Interrupted, export_probes
-from alignax.cli.grid import Variant
+from alignax.cli.finish import Interrupted
 from alignax.cli.run_lock import writing
+from alignax.cli.sweep_export import Exporter, summary_of
 from alignax.cli.sweep_setup import Sweep, about
 from alignax.cli.sweeping import Trained, run
 from alignax.errors import StoppedByGuard
 from alignax.evaluate.variants import SHOWN, Advice, Outcome, recommend, seed_table
-from alignax.export.card import RunFacts
-from alignax.export.peft import write_adapter
-from alignax.export.verify import verify_adapter
 from alignax.files import write_json, write_text
-from alignax.models.layers import LoRAParam
-from alignax.models.lora import add_lora
 from alignax.recipe import Recipe, dump_recipe
 from alignax.report.sweep import render_sweep
-from alignax.train.step import TrainState
-from alignax.train.variants import variant_of, with_rank
 
 
 def execute(sweep: Sweep, export: Literal["best", "all"]) -> dict[str, Any]:
@@ -64,9 +54,11 @@ def write_results(sweep: Sweep, trained: Trained, export: Literal["best", "all"]
         targets["adapter"] = best
         recipe = best_recipe(best.recipe, folder)
         write_text(setup.folder.best_recipe_file, dump_recipe(recipe))
-    state = trained.result.state
+    exporter = Exporter(
+        setup.policy, setup.network, setup.start, setup.encoder, setup.folder, found
+    )
     found["exports"] = [
-        export_variant(sweep, state, variant, found, setup.folder.export / name)
+        exporter.write(variant, sweep.names.index(variant.name), trained.result.state, name)
         for name, variant in targets.items()
     ]
     write_text(folder / "sweep.csv", as_csv(outcomes))
@@ -122,48 +114,11 @@ def results(
     }
 
 
-def summary_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What other verbs read of a finished run."""
-    best = next((v for v in found["variants"] if v["name"] == found["recommended"]), None)
-    kept = ("method", "model", "rows", "steps", "seconds", "exports", "compilations")
-    summary = {name: found[name] for name in kept}
-    after = terminal.finite(best["values"]) if best else None
-    return summary | {"best_step": found["steps"], "before": None, "after": after}
-
-
 def best_recipe(recipe: Recipe, folder: Path) -> Recipe:
     """The variant as a single run, in a folder beside the sweep's."""
     beside = folder.with_name(f"{folder.name}-best")
     train = recipe.train.model_copy(update={"resume": False})
     return recipe.model_copy(update={"output": str(beside), "train": train})
-
-
-def export_variant(
-    sweep: Sweep, state: TrainState, variant: Variant, found: Mapping[str, Any], target: Path
-) -> dict[str, Any]:
-    """Write a variant's adapter in PEFT's layout, and check it against the trained weights."""
-    setup, place = sweep.setup, sweep.names.index(variant.name)
-    spec, policy = sweep.specs[place], setup.policy
-    adapter = variant_of(state, place).trainable
-    start = setup.start
-    model = nnx.merge(setup.network.graphdef, start.base, start.adapter)
-    add_lora(model, spec, key=jax.random.key(0))
-    nnx.update(model, nnx.state(model, LoRAParam), with_rank(adapter, spec.rank))
-    outcome = found["variants"][place]
-    facts = RunFacts(
-        base=setup.recipe.model.path,
-        base_hash=policy.loaded.weights_hash,
-        method=setup.recipe.method,
-        data=setup.recipe.data.path,
-        settings=variant.recipe.model_dump(mode="json"),
-        summary=summary_of({**found, "exports": [], "compilations": None})
-        | {"after": outcome["values"]},
-    )
-    stop_ids = setup.encoder.stop_ids
-    write_adapter(target, model, spec, policy.tokenizer, facts, stop_ids=stop_ids)
-    prompts = export_probes(setup.encoder)
-    checks = verify_adapter(target, model, policy.loaded, prompts, stop_ids=stop_ids)
-    return {"kind": "adapter", "variant": variant.name, "path": str(target), **asdict(checks)}
 
 
 def as_csv(outcomes: Sequence[Outcome]) -> str:

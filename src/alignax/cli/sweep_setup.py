@@ -2,12 +2,13 @@
 """Variants of a recipe → what they share, their losses and adapters, and the state of step 0."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from alignax.cli.grid import SEED, Variant, shared_recipe
+from alignax.cli.loading import Policy
 from alignax.cli.run_folder import digest
 from alignax.cli.setup import Crowd, Setup, build_objective, fingerprints, prepare, start_state
 from alignax.errors import UsageError
@@ -72,15 +73,18 @@ def prepare_sweep(variants: Sequence[Variant], at_once: int | None) -> Sweep:
             "a sweep compares its variants on held-out rows, of which there are none",
             hint="raise data.eval_fraction, or give data.eval_path",
         )
-    assert setup.policy.lora is not None
-    fixed = setup.recipe.model.adapter is not None
-    own, targets = setup.policy.lora, setup.policy.lora.targets
-    specs = [
-        own if fixed else LoraSpec(lora.rank, lora.alpha, own.dropout, targets)
-        for lora in (variant.recipe.lora for variant in variants)
-    ]
+    specs = [spec_of(variant, setup.policy) for variant in variants]
     bound = [objective.over(setup.plan.steps) for objective in objectives]
     return Sweep(setup, list(variants), bound, specs)
+
+
+def spec_of(variant: Variant, policy: Policy) -> LoraSpec:
+    """Shape of a variant's adapter; one that is continued keeps its own."""
+    assert policy.lora is not None
+    if variant.recipe.model.adapter is not None:
+        return policy.lora
+    lora = variant.recipe.lora
+    return replace(policy.lora, rank=lora.rank, alpha=lora.alpha)
 
 
 def objectives_of(variants: Sequence[Variant]) -> list[Objective]:

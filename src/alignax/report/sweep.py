@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from alignax.errors import RunError
 from alignax.files import read_json, read_lines
 from alignax.report import tables
 from alignax.report.render import page, section
@@ -28,16 +29,22 @@ CURVES = (
 
 
 def is_sweep(folder: Path) -> bool:
-    """Tell whether a run folder holds a finished sweep."""
-    return (folder / "sweep.json").exists()
+    """Tell whether a run folder is that of a sweep, finished or not."""
+    marks = folder / "fingerprints.json"
+    return marks.exists() and "variants" in read_json(marks)
 
 
 def render_sweep(folder: Path) -> str:
     """Write the page from the folder's files; all text from them is escaped.
 
     Raises:
-        RunError: A file is missing or damaged.
+        RunError: The sweep is not finished, or a file is damaged.
     """
+    if not (folder / "sweep.json").exists():
+        raise RunError(
+            f"the sweep in {folder} is not finished; metrics.jsonl has its values so far",
+            hint="repeat its command with --train.resume",
+        )
     found = read_json(folder / "sweep.json")
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
     lines = _evaluations(folder, [variant["name"] for variant in found["variants"]])
@@ -91,8 +98,12 @@ def _head(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
         "Shared": ", ".join(found["shared"]),
         "Computed together": str(found["together"]),
         "Time": f"{found['seconds']:.0f} s",
-        "Learning rate": str(recipe["optimizer"]["learning_rate"]),
     }
+    known = {"optimizer.learning_rate": "Learning rate", "loss.beta": "β", "lora.rank": "Rank"}
+    for key, label in known.items():
+        part, _, leaf = key.partition(".")
+        if key not in found["variants"][0]["settings"] and recipe[part][leaf] is not None:
+            facts[label] = str(recipe[part][leaf])
     listed = "".join(
         f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items()
     )
