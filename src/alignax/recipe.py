@@ -31,6 +31,10 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="dtype of the base"
     )
+    quantize: Literal["none", "nf4", "int4", "int8", "fp8"] = Field(
+        default="none",
+        description="keep the projections of the frozen base as codes of 4 or 8 bits (QLoRA)",
+    )
     attention: Literal["auto", "dense", "tiled", "pallas"] = Field(
         default="auto",
         description="auto: pallas kernels on TPU and GPU, checked first; tiled elsewhere",
@@ -221,6 +225,11 @@ class Recipe(Section):
         """Refuse settings that contradict each other."""
         if self.train.steps and self.train.epochs:
             raise ValueError("train.steps and train.epochs exclude each other; give one")
+        if self.model.quantize != "none" and not self.lora.enabled:
+            raise ValueError(
+                f"model.quantize {self.model.quantize} keeps the base frozen, and lora.enabled "
+                "false trains it; leave one of them out"
+            )
         reference = self.reference
         if reference.update == "none" and reference.update_steps is not None:
             raise ValueError("reference.update_steps has no effect without reference.update")
@@ -233,7 +242,7 @@ class Recipe(Section):
 
 ALIASES = {
     "model": "model.path", "data": "data.path", "adapter": "model.adapter",
-    "profile": "train.profile",
+    "profile": "train.profile", "quantize": "model.quantize",
 }  # fmt: skip
 """Short flags and recipe keys."""
 

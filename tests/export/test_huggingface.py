@@ -165,7 +165,7 @@ def test_verify_refuses_a_wrong_fold(
 ):
     """Folding itself is compared with the adapter, not only the files with the fold."""
 
-    def halved(model):
+    def halved(model, dtype=None):
         copy = merged(model)
         copy.layers.mlp.down_proj.kernel[...] *= 0.99
         return copy

@@ -159,6 +159,9 @@ def ways_out(recipe: Recipe, job: Job, device: Device, longest: int) -> list[str
         found.append(f"train.microbatch_tokens {halves[0]} with train.remat full")
     if job.dtype == "float32" and fits(replace(job, dtype="bfloat16")):
         found.append("model.dtype bfloat16 with train.remat full")
+    quantisable = job.lora is not None and job.config.experts is None and job.quantize == "none"
+    if quantisable and fits(replace(job, quantize="nf4")):
+        found.append("model.quantize nf4 with train.remat full")
     if job.lora is None:
         lora = LoraSpec(
             recipe.lora.rank, recipe.lora.alpha, recipe.lora.dropout, ("q_proj", "v_proj")
@@ -256,4 +259,5 @@ def job_of(
         chunk=places(rows_here, config.vocab_size // recipe.mesh.tensor, logits),
         fsdp=recipe.mesh.fsdp,
         tensor=recipe.mesh.tensor,
+        quantize=recipe.model.quantize,
     )

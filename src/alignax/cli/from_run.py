@@ -38,7 +38,9 @@ def with_run_settings(recipe: Recipe) -> Recipe:
     if run is None:
         return recipe
     base, adapter = run_model(recipe.model.path)
-    model = _filled(recipe.model, run.model, ("dtype",))
+    # What was merged is plain: only an adapter needs the quantised base that it was trained on.
+    names = ("dtype",) if adapter is None else ("dtype", "quantize")
+    model = _filled(recipe.model, run.model, names)
     model = model.model_copy(update={"path": base, "adapter": recipe.model.adapter or adapter})
     update: dict[str, Any] = {"model": model, "data": _filled(recipe.data, run.data, ENCODING)}
     if run.method == recipe.method:

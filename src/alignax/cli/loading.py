@@ -17,6 +17,7 @@ from alignax.data.chat import load_template
 from alignax.data.dataset import EncodedDataset, build_dataset, split_by_prompt
 from alignax.data.encode import EncodeOptions, Encoder
 from alignax.errors import DataError, ModelError, UsageError
+from alignax.export.folder import read_manifest
 from alignax.export.peft import read_adapter
 from alignax.files import cache_folder
 from alignax.models.lora import LoraSpec, add_lora, peft_to_adapter
@@ -65,13 +66,15 @@ def load_policy(
     use_compilation_cache(cache_folder() / "xla")
     path = resolve_model(model.path)
     device_mesh = build_mesh(mesh.data, mesh.fsdp, mesh.tensor)
-    loaded = load_model(path, dtype=model.dtype, mesh=device_mesh)
+    loaded = load_model(path, dtype=model.dtype, mesh=device_mesh, quantize=model.quantize)
+    if loaded.quantised is not None:
+        terminal.say(str(loaded.quantised))
     for notice in loaded.notices:
         terminal.warn(notice)
     tokenizer = load_tokenizer(path)
     policy = Policy(loaded, tokenizer, None, None, device_mesh)
     if model.adapter is not None:
-        _continue_adapter(policy, model.adapter, lora)
+        _continue_adapter(policy, model, lora)
     elif lora is not None and lora.enabled:
         policy.lora = LoraSpec(lora.rank, lora.alpha, lora.dropout, lora_targets(lora))
         add_lora(loaded.model, policy.lora, key=jax.random.key(seed))
@@ -101,15 +104,19 @@ def adapter_folder(path: str) -> Path:
     )
 
 
-def _continue_adapter(policy: Policy, path: str, lora: LoraSection | None) -> None:
+def _continue_adapter(policy: Policy, model: ModelSection, lora: LoraSection | None) -> None:
     """Load an adapter onto the base it was trained on; explicit LoRA settings must agree."""
-    folder = adapter_folder(path)
+    folder = adapter_folder(str(model.adapter))
     tensors, spec, base_hash = read_adapter(folder)
     if base_hash is not None and base_hash != policy.loaded.weights_hash:
+        trained = read_manifest(folder)["base"].get("quantize", "none")
         raise ModelError(
-            f"adapter {folder} was trained on other weights: it names base {base_hash}, "
-            f"{policy.loaded.path} is {policy.loaded.weights_hash}",
-            hint="load it on the model that it was trained on",
+            f"adapter {folder} was trained on other weights: it names base {base_hash} "
+            f"(model.quantize {trained}), {policy.loaded.path} is {policy.loaded.weights_hash} "
+            f"(model.quantize {model.quantize})",
+            hint=f"load it with --model.quantize {trained}"
+            if trained != model.quantize
+            else "load it on the model that it was trained on",
         )
     if lora is not None:
         given = {

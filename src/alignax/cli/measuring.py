@@ -95,18 +95,24 @@ def _sides(recipe: Recipe, policy: Policy, run: Recipe | None, reference: str | 
     if reference is None and policy.lora is not None and adapter is None:
         network, weights = split_model(policy.model, trains="adapter", answers=2)
         return Sides(network, weights, weights, False, "the base without the adapter")
+    quantize = recipe.model.quantize
     if reference is not None:
         base, adapter = run_model(reference)
+        other_run = run_recipe(reference)
+        if other_run is not None:
+            quantize = other_run.model.quantize if adapter is not None else "none"
     elif run is not None:
-        base = run.model.path
+        base, quantize = run.model.path, run.model.quantize
     else:
         raise UsageError(
             "there is nothing to compare with: the model has no adapter",
             hint="name one with --adapter, or a reference model with --reference",
         )
-    section = recipe.model.model_copy(update={"path": base, "adapter": adapter})
+    update = {"path": base, "adapter": adapter, "quantize": quantize}
+    section = recipe.model.model_copy(update=update)
     other = load_policy(section, lora=None, mesh=recipe.mesh, seed=0)
-    if base == recipe.model.path and _same_shape(policy.lora, other.lora):
+    same = (base, quantize) == (recipe.model.path, recipe.model.quantize)
+    if same and _same_shape(policy.lora, other.lora):
         network, weights = split_model(policy.model, trains="adapter", answers=2)
         _, theirs = split_model(other.model, trains="adapter", answers=2)
     else:

@@ -30,7 +30,7 @@ SETTINGS = (
     "lora.rank", "lora.alpha", "lora.dropout", "lora.targets",
     *(key for key in known_keys() if key.startswith("loss.")), "optimizer.learning_rate",
     "optimizer.schedule", "optimizer.warmup_ratio", "train.batch_size", "data.max_length",
-    "train.seed", "model.dtype",
+    "train.seed", "model.dtype", "model.quantize",
 )  # fmt: skip
 """Settings that the card shows; all of them are in the manifest."""
 
@@ -78,12 +78,21 @@ class RunFacts:
         """Whether an adapter was trained."""
         return bool(flatten(self.settings).get("lora.enabled", True))
 
+    @property
+    def quantize(self) -> str:
+        """How the base was quantised; ``"none"`` where it was not."""
+        return str(flatten(self.settings).get("model.quantize", "none"))
+
     def to_json(self) -> dict[str, Any]:
         """List the facts for the manifest."""
         return {
             "written_by": f"alignax {__version__}",
             "run": self.run,
-            "base": {"path": self.base, "weights_hash": self.base_hash},
+            "base": {
+                "path": self.base,
+                "weights_hash": self.base_hash,
+                "quantize": self.quantize,
+            },
             "method": self.method,
             "data": self.rows,
             "settings": dict(self.settings),

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from qwix import QArray
 from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
@@ -74,14 +75,23 @@ def write_merged(
 
 
 def folded(model: Decoder, dtype: str) -> Decoder:
-    """Fold the adapter in and round once, to the dtype that is exported."""
-    return cast(merged(cast(model, "float32") if dtype == "float32" else model), dtype)
+    """Fold the adapter in and round once, to the dtype that is exported.
+
+    Weights that are kept as codes are read back in float32 for it.
+    """
+    wide = cast(model, "float32") if dtype == "float32" else model
+    return cast(merged(wide, jnp.dtype(dtype)), dtype)
 
 
 def cast(model: Decoder, dtype: str) -> Decoder:
-    """Copy a decoder with its weights in another dtype; an adapter stays as it is."""
+    """Copy a decoder with its weights in another dtype; codes and an adapter stay as they are."""
     graphdef, weights, rest = nnx.split(model, nnx.Param, ...)
-    return nnx.merge(graphdef, jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), weights), rest)
+
+    def of_dtype(leaf: Any) -> Any:
+        return leaf if isinstance(leaf, QArray) else leaf.astype(jnp.dtype(dtype))
+
+    weights = jax.tree.map(of_dtype, weights, is_leaf=lambda leaf: isinstance(leaf, QArray))
+    return nnx.merge(graphdef, weights, rest)
 
 
 def write_shards(folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> None:

@@ -11,6 +11,7 @@ Parameters (all layers of a kind in one array, so compile time does not grow wit
     layers.post_norm.scale                    [l, d]         before the MLP
     layers.mlp_out_norm.scale                 [l, d]         after the MLP, where ``norms``
     layers.mlp.{gate,up,down}_proj.kernel     [l, in, out]   (.bias [l, out])
+                                              or the codes of it (``models.codes``)
     layers.mlp.router.kernel                  [l, d, e]      with experts, in place of the MLP's
     layers.mlp.expert_{gate,up,down}.kernel   [l, e, in, out]
     final_norm.scale                          [d]
@@ -34,7 +35,7 @@ from alignax.models.attention import BACKENDS, GLOBAL, SAVED, Layout, masked_att
 from alignax.models.cache import KVCache, mark, require_room, store
 from alignax.models.config import DecoderConfig
 from alignax.models.experts import ExpertMLP
-from alignax.models.layers import Attention, GatedMLP, RMSNorm, split_key
+from alignax.models.layers import CODED, Attention, GatedMLP, RMSNorm, split_key
 from alignax.models.rotary import example_lengths, rotary_tables
 
 
@@ -57,7 +58,7 @@ REMAT: dict[str, Callable[..., Any] | None] = {
     "none": None,
     "attention": None,
     "dots": jax.checkpoint_policies.save_from_both_policies(
-        _wide_products, jax.checkpoint_policies.save_only_these_names(SAVED)
+        _wide_products, jax.checkpoint_policies.save_only_these_names(SAVED, CODED)
     ),
     "full": jax.checkpoint_policies.nothing_saveable,
 }

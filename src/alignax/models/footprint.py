@@ -18,11 +18,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from qwix import QArray
 
+from alignax.models.codes import code_bytes
 from alignax.models.config import DecoderConfig
 from alignax.models.decoder import Decoder
 from alignax.models.layers import DropoutKey, LoRAParam
 from alignax.models.lora import LoraSpec, add_lora
+from alignax.models.quantize import keep_codes
 from alignax.shapes import TILE
 
 WIDE = 4
@@ -48,6 +51,7 @@ class Job:
         tensor: Devices that split heads, MLP and vocabulary.
         variants: Adapters that are trained over one base.
         at_once: Variants whose passes run together.
+        quantize: Value of ``model.quantize``.
     """
 
     config: DecoderConfig
@@ -64,6 +68,7 @@ class Job:
     tensor: int = 1
     variants: int = 1
     at_once: int = 1
+    quantize: str = "none"
 
     @property
     def narrow(self) -> int:
@@ -104,7 +109,9 @@ class Footprint:
         return held + self.gradients + self.activations + max(self.layer, self.head)
 
 
-def abstract_model(config: DecoderConfig, lora: LoraSpec | None, dtype: str) -> Decoder:
+def abstract_model(
+    config: DecoderConfig, lora: LoraSpec | None, dtype: str, quantize: str = "none"
+) -> Decoder:
     """Build a decoder whose arrays have shapes and no values."""
 
     def build() -> Decoder:
@@ -113,7 +120,10 @@ def abstract_model(config: DecoderConfig, lora: LoraSpec | None, dtype: str) -> 
             add_lora(model, lora, key=jax.random.key(0))
         return model
 
-    return nnx.eval_shape(build)
+    model = nnx.eval_shape(build)
+    if quantize != "none":
+        keep_codes(model, quantize)
+    return model
 
 
 @cache
@@ -128,6 +138,17 @@ def parameter_counts(config: DecoderConfig, lora: LoraSpec | None) -> tuple[int,
     return base, adapter
 
 
+@cache
+def base_bytes(config: DecoderConfig, dtype: str, quantize: str) -> int:
+    """Bytes of the base's weights on one device, codes and their scales included."""
+    state = nnx.state(abstract_model(config, None, dtype, quantize), nnx.Param)
+    leaves = jax.tree.leaves(state, is_leaf=lambda leaf: isinstance(leaf, QArray))
+    return sum(
+        code_bytes(leaf) if isinstance(leaf, QArray) else leaf.size * leaf.dtype.itemsize
+        for leaf in leaves
+    )
+
+
 def share(config: DecoderConfig, tensor: int) -> DecoderConfig:
     """The decoder that one of ``tensor`` devices computes; what does not divide stays whole."""
     heads, keys = config.head_count, config.kv_head_count
@@ -138,7 +159,9 @@ def share(config: DecoderConfig, tensor: int) -> DecoderConfig:
 
 
 @cache
-def kept_by_tile(config: DecoderConfig, lora: LoraSpec | None, dtype: str, remat: str) -> int:
+def kept_by_tile(
+    config: DecoderConfig, lora: LoraSpec | None, dtype: str, remat: str, quantize: str = "none"
+) -> int:
     """Bytes that a forward pass keeps for the backward pass, for each ``TILE`` tokens.
 
     Args:
@@ -146,8 +169,9 @@ def kept_by_tile(config: DecoderConfig, lora: LoraSpec | None, dtype: str, remat
         lora: The adapter that is trained; None: all weights are.
         dtype: Dtype of base and activations.
         remat: Key of ``models.decoder.REMAT``.
+        quantize: Value of ``model.quantize``.
     """
-    model = abstract_model(config, lora, dtype)
+    model = abstract_model(config, lora, dtype, quantize)
     graphdef, base, adapter = nnx.split(model, nnx.Param, LoRAParam)
     trained, frozen = (base, adapter) if lora is None else (adapter, base)
 
@@ -179,14 +203,14 @@ def footprint(job: Job, remat: str) -> Footprint:
     """
     base, adapter = parameter_counts(job.config, job.lora)
     split = job.fsdp * job.tensor
-    base_bytes = base * job.narrow // split
+    weights = base_bytes(job.config, job.dtype, job.quantize) // split
     full = job.lora is None
     trained = base // split if full else adapter
-    cast = base_bytes if full and job.narrow < WIDE else 0
-    copy = base_bytes if full else adapter * WIDE if job.live_reference else 0
+    cast = weights if full and job.narrow < WIDE else 0
+    copy = weights if full else adapter * WIDE if job.live_reference else 0
     part = trained * WIDE
     return Footprint(
-        weights=cast if full else base_bytes,
+        weights=cast if full else weights,
         trainable=trained * WIDE * job.variants,
         optimizer=2 * trained * WIDE * job.variants,
         reference=copy,
@@ -203,7 +227,8 @@ def footprint(job: Job, remat: str) -> Footprint:
 
 def activation_bytes(job: Job, remat: str) -> int:
     """What a micro-batch keeps between its forward and its backward pass."""
-    by_tile = kept_by_tile(share(job.config, job.tensor), job.lora, job.dtype, remat)
+    config = share(job.config, job.tensor)
+    by_tile = kept_by_tile(config, job.lora, job.dtype, remat, job.quantize)
     return by_tile * job.rows * job.tokens // TILE
 
 
@@ -219,12 +244,19 @@ def layer_bytes(job: Job, remat: str) -> int:
     slopes = places * (3 * config.mlp_dim + 2 * config.d_model) * job.narrow
     one = config.with_layers(1)
     everything, kept = (
-        kept_by_tile(one, job.lora, job.dtype, policy) for policy in ("none", remat)
+        kept_by_tile(one, job.lora, job.dtype, policy, job.quantize) for policy in ("none", remat)
     )
     remade = (everything - kept) * places // TILE
     layer = job.config.body_parameters // job.config.layer_count * job.narrow
     gathered = layer // job.tensor if job.fsdp > 1 else 0
-    return slopes + remade + gathered
+    return slopes + remade + gathered + decoded_bytes(job)
+
+
+def decoded_bytes(job: Job) -> int:
+    """The weights of one projection, read back from their codes; 0 where they are plain."""
+    if job.quantize == "none":
+        return 0
+    return max(i * o for i, o in job.config.projections.values()) // job.tensor * job.narrow
 
 
 def head_bytes(job: Job) -> int:

@@ -13,8 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
+from qwix import QArray
 
+from alignax.models.codes import abstract_codes, code_product, decode
 from alignax.models.config import DecoderConfig
 from alignax.models.rotary import rotate
 
@@ -33,6 +36,10 @@ class DropoutKey(NamedTuple):
         return self._replace(key=jax.random.fold_in(self.key, index))
 
 
+CODED = "coded_product"
+"""Name of the products with weights that are kept as codes, for ``jax.checkpoint``."""
+
+
 class LoRAParam(nnx.Variable):
     """A low-rank adapter matrix; separate from ``nnx.Param`` so that it can be split off."""
 
@@ -46,7 +53,9 @@ class Linear(nnx.Module):
     """A projection ``x W (+ bias) (+ scale · x A B)``.
 
     Attributes:
-        kernel: [l, in, out].
+        shape: (l, in, out).
+        scheme: Key of ``models.codes.SCHEMES``, or None for plain weights.
+        kernel: [l, in, out], or the codes of such weights (``models.codes``).
         bias: [l, out], or None.
         lora_a: [l, in, r], or None without an adapter; float32.
         lora_b: [l, r, out], or None; float32.
@@ -56,7 +65,9 @@ class Linear(nnx.Module):
 
     def __init__(self, layers: int, width_in: int, width_out: int, *, bias: bool, dtype: Any):
         """Allocate zeros; ``random_model`` or the loader fills them."""
-        self.kernel = nnx.Param(jnp.zeros((layers, width_in, width_out), dtype))
+        self.shape = (layers, width_in, width_out)
+        self.scheme: str | None = None
+        self.kernel = nnx.Param(jnp.zeros(self.shape, dtype))
         self.bias = nnx.Param(jnp.zeros((layers, width_out), dtype)) if bias else None
         self.lora_a: LoRAParam | None = nnx.data(None)
         self.lora_b: LoRAParam | None = nnx.data(None)
@@ -65,7 +76,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Float[Array, "... i"], adapter: bool, key: Any) -> Float[Array, "... o"]:
         """Project; the adapter works in float32 whatever the base's dtype."""
-        y = x @ self.kernel[...]
+        y = self._product(x)
         if self.bias is not None:
             y = y + along_last(self.bias[...], y)
         if not adapter or self.lora_a is None or self.lora_b is None:
@@ -77,6 +88,37 @@ class Linear(nnx.Module):
             z = jnp.where(key.on, dropped, z)
         update = (z @ self.lora_a[...]) @ self.lora_b[...]
         return y + (self.lora_scale * update).astype(y.dtype)
+
+    def _product(self, x: Float[Array, "... i"]) -> Float[Array, "... o"]:
+        """Multiply with the base's weights of one layer."""
+        if self.scheme is None:
+            return x @ self.kernel[...]
+        y = code_product(x, self.codes, self.shape[2])
+        # A policy of what to keep sees no products within this one.
+        return checkpoint_name(y, CODED)
+
+    @property
+    def codes(self) -> QArray:
+        """What the kernel is where a scheme is named."""
+        codes = self.kernel.get_value()
+        assert isinstance(codes, QArray)
+        return codes
+
+    def keep_codes(self, scheme: str) -> None:
+        """Make room for codes, without values, in place of the weights."""
+        self.scheme = scheme
+        self.kernel = nnx.Param(abstract_codes(self.shape, scheme))
+
+    def weights(self) -> Float[Array, "l i o"]:
+        """The base's weights; read back from codes they are float32."""
+        if self.scheme is None:
+            return self.kernel[...]
+        return decode(self.codes, *self.shape[1:]).swapaxes(1, 2)
+
+    def keep_weights(self, weights_lio: Float[Array, "l i o"]) -> None:
+        """Take plain weights in place of what there was."""
+        self.scheme = None
+        self.kernel = nnx.Param(weights_lio)
 
 
 def kept_entries(key: Any, shape: tuple[int, ...], rate: float) -> Bool[Array, "..."]:

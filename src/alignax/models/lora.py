@@ -8,7 +8,7 @@ B zero, so a fresh adapter changes nothing. Tensor names outside are PEFT's.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +80,7 @@ def add_lora(model: Decoder, spec: LoraSpec, *, key: jax.Array) -> None:
         if name not in wanted:
             continue
         linear = available[name]
-        layers, width_in, width_out = linear.kernel[...].shape
+        layers, width_in, width_out = linear.shape
         # Kaiming-uniform with a = √5, as PEFT: bound = 1 / √(width in).
         bound = 1.0 / math.sqrt(width_in)
         shape = (layers, width_in, spec.rank)
@@ -93,20 +93,33 @@ def add_lora(model: Decoder, spec: LoraSpec, *, key: jax.Array) -> None:
         linear.lora_dropout = spec.dropout
 
 
-def merged(model: Decoder) -> Decoder:
-    """Fold the adapter into a copy of the weights: W + scale · A B, computed in float32."""
+def merged(model: Decoder, dtype: Any = None) -> Decoder:
+    """Fold the adapter into a copy of the weights: W + scale · A B, computed in float32.
+
+    Args:
+        model: A decoder, with an adapter or without.
+        dtype: Dtype of the kernels that were kept as codes, and are plain in the copy; None: the
+            model's own.
+    """
     graphdef, state = nnx.split(model)
     copy = nnx.merge(graphdef, state)
-    for linear in adapted(copy).values():
-        assert linear.lora_a is not None
-        assert linear.lora_b is not None
-        delta = jnp.einsum("lir,lro->lio", linear.lora_a[...], linear.lora_b[...])
-        kernel = linear.kernel[...]
-        folded = kernel.astype(jnp.float32) + linear.lora_scale * delta
-        linear.kernel = nnx.Param(folded.astype(kernel.dtype))
+    for linear in projections(copy).values():
+        if linear.lora_a is None and linear.scheme is None:
+            continue
+        weights = linear.weights()
+        kept = (dtype or model.dtype) if linear.scheme is not None else weights.dtype
+        linear.keep_weights((weights.astype(jnp.float32) + _delta(linear)).astype(kept))
         linear.lora_a = nnx.data(None)
         linear.lora_b = nnx.data(None)
     return copy
+
+
+def _delta(linear: Linear) -> Any:
+    """What an adapter adds to the weights, [l, in, out] float32; 0 without one."""
+    if linear.lora_a is None or linear.lora_b is None:
+        return 0.0
+    delta = jnp.einsum("lir,lro->lio", linear.lora_a[...], linear.lora_b[...])
+    return linear.lora_scale * delta
 
 
 def tensor_name(projection: str, layer: int, side: Literal["A", "B"]) -> str:

@@ -26,6 +26,11 @@ LAYOUT: dict[str, tuple[str | None, ...]] = {
     **{f"{n}.kernel": (None, "tensor", "fsdp") for n in ("o_proj", "down_proj")},
     **{f"{n}.kernel": (None, None, "fsdp", "tensor") for n in ("expert_gate", "expert_up")},
     "expert_down.kernel": (None, None, "tensor", "fsdp"),
+    **{f"{n}.qvalue": (None, "tensor", "fsdp") for n in ("q_proj", "k_proj", "v_proj")},
+    **{f"{n}.qvalue": (None, "tensor", "fsdp") for n in ("gate_proj", "up_proj")},
+    **{f"{n}.qvalue": (None, "fsdp", "tensor") for n in ("o_proj", "down_proj")},
+    **{f"{n}_proj.scale": (None, "tensor", None) for n in ("q", "k", "v", "gate", "up")},
+    **{f"{n}_proj.scale": (None, "fsdp", None) for n in ("o", "down")},
 }
 """Last two parts of a parameter's name → mesh axis of each dimension; all else is whole."""
 
@@ -55,6 +60,9 @@ def place_model(model: Decoder, mesh: Mesh) -> list[str]:
 
     def place(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
+        # Codes and scales of a kernel (``models.codes``) lie one level deeper.
+        for part in ("qvalue", "scale"):
+            name = name.replace(f".kernel.value.{part}", f".{part}")
         spec, notes = _spec(name, leaf.shape, mesh, model.config.head_dim)
         notices.extend(notes)
         return jax.device_put(leaf, NamedSharding(mesh, spec))
@@ -72,7 +80,7 @@ def _spec(
     notices = []
     for size, axis in zip(shape, layout, strict=True):
         # Attention is split between heads, never within one.
-        heads = axis == "tensor" and ".attention." in name
+        heads = axis == "tensor" and ".attention." in name and size >= head_dim
         parts, what = (size // head_dim, f"{size // head_dim} heads") if heads else (size, size)
         if axis is not None and parts % mesh.shape[axis]:
             notices.append(

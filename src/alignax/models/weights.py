@@ -3,14 +3,15 @@
 
 Loading is strict: one error lists every missing, unexpected and mis-shaped tensor before any is
 read. Each decoder parameter is filled layer by layer into an array of its final size, so the peak
-is little more than the model. The identity of the weights is a SHA-256 over names, types, shapes
-and stored bytes; how they are spread over shards does not matter, nor the dtype asked for.
+is little more than the model; what is to be quantised is encoded tensor by tensor. The identity of
+the weights is a SHA-256 over names, types, shapes and stored bytes, and over the quantisation; how
+they are spread over shards does not matter, nor the dtype asked for.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -22,11 +23,13 @@ import numpy as np
 from flax import nnx
 
 from alignax.errors import ModelError
+from alignax.models.codes import BLOCK
 from alignax.models.config import DecoderConfig
 from alignax.models.decoder import Decoder
 from alignax.models.families import FAMILIES, TensorName
 from alignax.models.folder import FLOATS
 from alignax.models.gguf import unpermute_rotary
+from alignax.models.quantize import Quantised, describe, encode_layers, keep_codes
 from alignax.models.sharding import place_model
 from alignax.models.source import Source, read_source, resolve_model, stop_ids_in, stop_ids_of
 
@@ -55,6 +58,7 @@ class LoadedModel:
         stop_ids: Ids that end an answer, as configuration and generation configuration say.
         generation_config: A ``generation_config.json``; empty when the folder has none.
         notices: What the user should know, for example dimensions that a mesh left whole.
+        quantised: What is kept as codes; None for nothing.
     """
 
     model: Decoder
@@ -67,31 +71,40 @@ class LoadedModel:
     stop_ids: tuple[int, ...]
     generation_config: dict[str, Any]
     notices: list[str] = field(default_factory=list)
+    quantised: Quantised | None = None
 
 
 def load_model(
-    path: str | Path, *, dtype: str = "float32", mesh: jax.sharding.Mesh | None = None
-) -> LoadedModel:
+    path: str | Path, *, dtype: str = "float32", mesh: jax.sharding.Mesh | None = None,
+    quantize: str = "none",
+) -> LoadedModel:  # fmt: skip
     """Load a decoder.
 
     Args:
         path: As for ``resolve_model``.
         dtype: Dtype of the weights in memory.
         mesh: Where the weights are placed; None: on the default device.
+        quantize: Key of ``models.codes.SCHEMES`` for the projections of the layers, or ``"none"``.
+            The weights then have another identity.
 
     Raises:
-        ModelError: The folder or file is unusable; all problems at once.
+        ModelError: The folder or file is unusable (all problems at once), or the model cannot be
+            quantised.
     """
     path = resolve_model(path)
     source = read_source(path)
     names = source.family.tensor_names(source.config)
     model = nnx.eval_shape(lambda: Decoder(source.config, dtype=jnp.dtype(dtype)))
+    _check_tensors(path, source, names, _parameters(model))
+    coded = {} if quantize == "none" else keep_codes(model, quantize)
     parameters = _parameters(model)
-    _check_tensors(path, source, names, parameters)
     digests: dict[str, bytes] = {}
     for name in names:
-        variable = parameters[name.param]
-        values = _fill(name, source, variable.get_value(), digests)
+        variable, parts = parameters[name.param], _read(name, source, digests)
+        if name.param in coded:
+            variable.set_value(encode_layers(coded[name.param], parts))
+            continue
+        values = _fill(name, source, variable.get_value(), parts)
         variable.set_value(values if mesh is not None else jnp.asarray(values))
     notices = place_model(model, mesh) if mesh is not None else []
     return LoadedModel(
@@ -99,12 +112,13 @@ def load_model(
         config=source.config,
         hf_config=source.hf_config,
         family=source.family.name,
-        weights_hash=_combine(digests),
+        weights_hash=_combine(digests, quantize),
         path=path,
         source=source.kind,
         stop_ids=stop_ids_in(source.generation_config, source.hf_config),
         generation_config=source.generation_config,
         notices=notices,
+        quantised=describe(coded.values()) if coded else None,
     )
 
 
@@ -212,14 +226,16 @@ def _parts(values: np.ndarray, pattern: str) -> np.ndarray:
     return values.reshape(-1, *values.shape[axes:]) if axes else values[None]
 
 
-def _fill(
-    name: TensorName, source: Source, like: jax.ShapeDtypeStruct, digests: dict[str, bytes]
-) -> np.ndarray:
-    """Read the parts of one parameter into an array of its size; note their hashes."""
-    target = np.empty(like.shape, like.dtype)
+def _read(
+    name: TensorName, source: Source, digests: dict[str, bytes]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Read the parts of one parameter, in the axis order of files; note their hashes.
+
+    Yields:
+        Name in the file and values, one part after another.
+    """
     config, pattern = source.config, _pattern(name, source)
-    parts = _parts(target, pattern)
-    for part, file_name in zip(parts, _names(name, pattern, config), strict=True):
+    for file_name in _names(name, pattern, config):
         tensor = source.tensors[file_name]
         values, stored = tensor.load()
         if file_name not in digests:
@@ -234,13 +250,26 @@ def _fill(
         if name.rotary_heads and source.kind == "gguf":
             heads = config.head_count if name.rotary_heads == "query" else config.kv_head_count
             values = unpermute_rotary(values, heads)
-        part[...] = values.swapaxes(-1, -2) if name.transposed else values
+        yield file_name, values
+
+
+def _fill(
+    name: TensorName, source: Source, like: jax.ShapeDtypeStruct,
+    parts: Iterable[tuple[str, np.ndarray]],
+) -> np.ndarray:  # fmt: skip
+    """Lay the parts of one parameter into an array of its size."""
+    target = np.empty(like.shape, like.dtype)
+    places = _parts(target, _pattern(name, source))
+    for place, (_, values) in zip(places, parts, strict=True):
+        place[...] = values.swapaxes(-1, -2) if name.transposed else values
     return target
 
 
-def _combine(digests: Mapping[str, bytes]) -> str:
-    """Hash the tensors' hashes in the order of their names."""
+def _combine(digests: Mapping[str, bytes], quantize: str) -> str:
+    """Hash the tensors' hashes in the order of their names, and how they are quantised."""
     total = hashlib.sha256()
     for name in sorted(digests):
         total.update(digests[name])
+    if quantize != "none":
+        total.update(f"{quantize} in blocks of {BLOCK}".encode())
     return total.hexdigest()
