@@ -50,8 +50,8 @@ def code_shape(width_in: int, width_out: int) -> tuple[int, int]:
 def abstract_codes(shape: tuple[int, int, int], scheme: str) -> QArray:
     """Codes without values, for a kernel [l, in, out]."""
     layers, rows, row = shape[0], *code_shape(*shape[1:])
-    codes = jax.ShapeDtypeStruct((layers, rows, row), STORED[scheme])
-    scales = jax.ShapeDtypeStruct((layers, rows, row // BLOCK), jnp.float32)
+    codes: Any = jax.ShapeDtypeStruct((layers, rows, row), STORED[scheme])
+    scales: Any = jax.ShapeDtypeStruct((layers, rows, row // BLOCK), jnp.float32)
     return QArray(codes, scales, None, SCHEMES[scheme])
 
 
