@@ -112,6 +112,9 @@ class LoraSection(Section):
     enabled: bool = Field(default=True, description="false: train all weights")
     rank: int = Field(default=16, ge=1, description="rank of the update")
     alpha: float = Field(default=32.0, gt=0, description="the update is scaled by alpha / rank")
+    rslora: bool = Field(
+        default=False, description="scale the update by alpha / √rank (rank-stabilised LoRA)"
+    )
     dropout: float = Field(default=0.05, ge=0, lt=1, description="dropout on the adapter's input")
     targets: list[str] | Literal["all-linear"] = Field(
         default=["q_proj", "v_proj"], description="projections that get an adapter, or all-linear"

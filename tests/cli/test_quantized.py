@@ -97,3 +97,23 @@ def test_full_training_is_refused(tiny, tmp_path):
     with pytest.raises(AlignaxError, match="not valid") as caught:
         alignax("dpo", *words_of(tiny, tmp_path / "run"), "--quantize", "nf5")
     assert "'nf4'" in str(caught.value)
+
+
+def test_rank_stabilised_adapters_are_continued_as_such(tiny, tmp_path):
+    """SFT with alpha / √rank on codes, then DPO from it: its own shape, the same start."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    words = ("--quantize", "int8", "--export.merged", "false")
+    sft = words_of(tiny, first)
+    assert alignax("sft", *sft, *words, "--lora.rslora", "--lora.alpha", "2") == 0
+    _, spec, _ = read_adapter(first / "export" / "adapter")
+    assert (spec.alpha, spec.scale, spec.rslora) == (2.0, 1.0, True)
+    dpo = ("dpo", "--model", tiny / "model", "--data", tiny / "pairs.jsonl", "--output", second)
+    assert alignax(*dpo, "--adapter", first, *QUICK, *words) == 0
+    lines = read_lines(second / "metrics.jsonl")
+    train = [line["loss"] for line in lines if line["kind"] == "train"]
+    assert train[0] == pytest.approx(math.log(2), abs=1e-4)
+    config = json.loads((second / "export/adapter/adapter_config.json").read_text())
+    assert (config["use_rslora"], config["lora_alpha"]) == (True, 2)
+    with pytest.raises(UsageError, match="differ from the adapter") as caught:
+        alignax(*dpo[:-1], tmp_path / "third", "--adapter", first, *words, "--lora.rslora", "false")
+    assert "lora.rslora: the adapter has True, the recipe False" in str(caught.value)

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from alignax.errors import ModelError, RunError
-from alignax.export.peft import read_adapter, write_adapter
+from alignax.export.peft import adapter_config, read_adapter, write_adapter
 from alignax.export.verify import bare, verify_adapter
 from alignax.models.lora import LoraSpec, adapter_to_peft, add_lora, peft_to_adapter
 from tests.export.conftest import END, EOS, LORA
@@ -147,12 +147,13 @@ def test_other_kinds_of_adapters_are_refused(folder, change, message):
 
 
 def test_rank_stabilised_scale_is_kept(folder, base):
-    """PEFT scales by alpha / √r = 8 / 2; ours by alpha / r = 16 / 4."""
+    """PEFT scales by alpha / √r = 8 / 2."""
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | {"use_rslora": True}))
     (folder / "alignax.json").unlink()
     _, spec, base_hash = read_adapter(folder)
-    assert spec.alpha == 16.0
+    assert (spec.alpha, spec.rslora, spec.scale) == (8.0, True, 4.0)
+    assert adapter_config(spec, "base")["use_rslora"] is True
     assert base_hash is None
 
 

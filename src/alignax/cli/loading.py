@@ -2,7 +2,7 @@
 """Recipe → weights, tokenizer, encoder and encoded rows; shared by all verbs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +76,17 @@ def load_policy(
     if model.adapter is not None:
         _continue_adapter(policy, model, lora)
     elif lora is not None and lora.enabled:
-        policy.lora = LoraSpec(lora.rank, lora.alpha, lora.dropout, lora_targets(lora))
+        policy.lora = fresh_lora(lora)
         add_lora(loaded.model, policy.lora, key=jax.random.key(seed))
     if policy.lora is not None:
         place_model(loaded.model, device_mesh)
     return policy
 
 
-def lora_targets(lora: LoraSection) -> Any:
-    """The targets as ``LoraSpec`` takes them."""
-    return lora.targets if isinstance(lora.targets, str) else tuple(lora.targets)
+def fresh_lora(lora: LoraSection) -> LoraSpec:
+    """The shape of a fresh adapter."""
+    targets: Any = lora.targets if isinstance(lora.targets, str) else tuple(lora.targets)
+    return LoraSpec(lora.rank, lora.alpha, lora.dropout, targets, lora.rslora)
 
 
 def adapter_folder(path: str) -> Path:
@@ -121,9 +122,12 @@ def _continue_adapter(policy: Policy, model: ModelSection, lora: LoraSection | N
     if lora is not None:
         given = {
             name: getattr(lora, name)
-            for name in lora.model_fields_set & {"rank", "alpha", "targets"}
+            for name in lora.model_fields_set & {"rank", "alpha", "rslora", "targets"}
         }
-        have = {"rank": spec.rank, "alpha": spec.alpha, "targets": list(spec.targets)}
+        have = {
+            "rank": spec.rank, "alpha": spec.alpha, "rslora": spec.rslora,
+            "targets": list(spec.targets),
+        }  # fmt: skip
         differ = [
             f"lora.{name}: the adapter has {have[name]!r}, the recipe {value!r}"
             for name, value in given.items()
@@ -133,7 +137,7 @@ def _continue_adapter(policy: Policy, model: ModelSection, lora: LoraSection | N
             raise UsageError(
                 "LoRA settings differ from the adapter that is continued", problems=differ
             )
-        spec = LoraSpec(spec.rank, spec.alpha, lora.dropout, spec.targets)
+        spec = replace(spec, dropout=lora.dropout)
         terminal.say(f"adapter {folder}: rank {spec.rank}, alpha {spec.alpha}, as it was trained")
     add_lora(policy.model, spec, key=jax.random.key(0))
     peft_to_adapter(policy.model, tensors)

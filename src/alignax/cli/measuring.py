@@ -125,4 +125,5 @@ def _same_shape(one: LoraSpec | None, other: LoraSpec | None) -> bool:
     """Tell whether two adapters can run in one program."""
     if one is None or other is None:
         return False
-    return (one.rank, one.alpha, set(one.names)) == (other.rank, other.alpha, set(other.names))
+    shapes = [(spec.rank, spec.scale, set(spec.names)) for spec in (one, other)]
+    return shapes[0] == shapes[1]

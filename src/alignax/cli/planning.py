@@ -17,7 +17,7 @@ from alignax.cli.fitting import (
     ways_out,
 )
 from alignax.cli.known import DEVICES, FLOAT32_RATE, GIB, RUNTIME, SHAPES, Device
-from alignax.cli.loading import adapter_folder, lora_targets
+from alignax.cli.loading import adapter_folder, fresh_lora
 from alignax.cli.setup import build_objective, reference_mode
 from alignax.errors import ModelError, UsageError
 from alignax.export.peft import read_adapter
@@ -96,7 +96,7 @@ def lora_of(recipe: Recipe) -> LoraSpec | None:
         return None
     if recipe.model.adapter is not None:
         return read_adapter(adapter_folder(recipe.model.adapter))[1]
-    return LoraSpec(lora.rank, lora.alpha, lora.dropout, lora_targets(lora))
+    return fresh_lora(lora)
 
 
 def step_sizes(recipe: Recipe, assumed: Assumed) -> tuple[int, int, int, int, int]:

@@ -196,6 +196,7 @@ def with_lora_of(policy: Policy, recipe: Recipe) -> Recipe:
     shape = {
         "rank": policy.lora.rank,
         "alpha": policy.lora.alpha,
+        "rslora": policy.lora.rslora,
         "targets": targets if isinstance(targets, str) else list(targets),
     }
     return recipe.model_copy(update={"lora": recipe.lora.model_copy(update=shape)})

@@ -27,7 +27,8 @@ from alignax.recipe import load_recipe
 
 GUARDS = ("finite", "kl", "loss", "gradient", "displacement", "overfit")
 SECTIONS = (
-    "output", "model.", "data.", "lora.rank", "lora.alpha", "lora.dropout", "lora.targets", "loss.",
+    "output", "model.", "data.", "lora.rank", "lora.alpha", "lora.rslora", "lora.dropout",
+    "lora.targets", "loss.",
     "reference.", "optimizer.", "train.steps", "train.epochs", "train.batch_size",
     "train.accumulate", "train.microbatch_tokens", "train.packing", "train.eval_steps",
     "train.save_steps", "train.keep", "train.seed", "train.remat", "train.memory_",

@@ -46,8 +46,8 @@ class Sweep:
     def scales(self) -> np.ndarray | None:
         """[k] scale of each adapter beside that of the graph; None where all are equal."""
         assert self.setup.policy.lora is not None
-        graph = self.setup.policy.lora.alpha / self.setup.policy.lora.rank
-        factors = [spec.alpha / spec.rank / graph for spec in self.specs]
+        graph = self.setup.policy.lora.scale
+        factors = [spec.scale / graph for spec in self.specs]
         return None if set(factors) == {1.0} else np.array(factors, np.float32)
 
     def settings(self) -> tuple[tuple[Any, ...], VariantSettings]:

@@ -27,7 +27,7 @@ METRICS = {
 """Held-out metric → its name in the card."""
 
 SETTINGS = (
-    "lora.rank", "lora.alpha", "lora.dropout", "lora.targets",
+    "lora.rank", "lora.alpha", "lora.rslora", "lora.dropout", "lora.targets",
     *(key for key in known_keys() if key.startswith("loss.")), "optimizer.learning_rate",
     "optimizer.schedule", "optimizer.warmup_ratio", "train.batch_size", "data.max_length",
     "train.seed", "model.dtype", "model.quantize",

@@ -8,7 +8,6 @@ patterns of the configuration.
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -96,7 +95,7 @@ def adapter_config(lora: LoraSpec, base: str) -> dict[str, Any]:
         "revision": None,
         "target_modules": sorted(lora.names),
         "task_type": "CAUSAL_LM",
-        "use_rslora": False,
+        "use_rslora": lora.rslora,
     }
 
 
@@ -132,12 +131,10 @@ def read_adapter(folder: str | Path) -> tuple[dict[str, np.ndarray], LoraSpec, s
     if problems:
         raise ModelError(f"adapter {folder} cannot be used", problems=problems)
     alpha = float(config.get("lora_alpha", rank))
-    if config.get("use_rslora"):
-        # PEFT then scales by alpha / √rank; ours is alpha / rank.
-        alpha *= math.sqrt(rank)
     found = {match["name"] for name in tensors if (match := _NAME.fullmatch(name))}
     targets = tuple(name for name in BLOCKS if name in found)
-    spec = LoraSpec(rank, alpha, float(config.get("lora_dropout", 0.0)), targets)
+    dropout, rslora = float(config.get("lora_dropout", 0.0)), bool(config.get("use_rslora"))
+    spec = LoraSpec(rank, alpha, dropout, targets, rslora)
     base = read_manifest(folder).get("base", {})
     return tensors, spec, base.get("weights_hash")
 

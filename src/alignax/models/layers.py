@@ -59,7 +59,7 @@ class Linear(nnx.Module):
         bias: [l, out], or None.
         lora_a: [l, in, r], or None without an adapter; float32.
         lora_b: [l, r, out], or None; float32.
-        lora_scale: alpha / rank.
+        lora_scale: ``LoraSpec.scale``.
         lora_dropout: Dropout on the adapter's input, when a key is given.
     """
 

@@ -35,12 +35,20 @@ class LoraSpec:
         alpha: The update is scaled by alpha / rank.
         dropout: Dropout on the adapter's input while training.
         targets: Projection names, or ``"all-linear"``.
+        rslora: Scaled by alpha / √rank instead, so that a high rank learns as fast as a low one
+            (Kalajdzievski 2023).
     """
 
     rank: int
     alpha: float
     dropout: float
     targets: tuple[str, ...] | Literal["all-linear"]
+    rslora: bool = False
+
+    @property
+    def scale(self) -> float:
+        """Factor of the update."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,7 +97,7 @@ def add_lora(model: Decoder, spec: LoraSpec, *, key: jax.Array) -> None:
         )
         linear.lora_a = nnx.data(LoRAParam(drawn))
         linear.lora_b = nnx.data(LoRAParam(jnp.zeros((layers, spec.rank, width_out), jnp.float32)))
-        linear.lora_scale = spec.alpha / spec.rank
+        linear.lora_scale = spec.scale
         linear.lora_dropout = spec.dropout
 
 
