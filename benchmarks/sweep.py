@@ -29,9 +29,11 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--data", default=str(ASSETS / "quickstart_train.jsonl"))
+    parser.add_argument("--eval-data", default=str(ASSETS / "quickstart_eval.jsonl"))
     parser.add_argument("--variants", type=int, default=8, help="2, 4 or 8")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=24, help="rows that the reference pass sees")
     parser.add_argument("--eval-rows", type=int, default=16)
     parser.add_argument("--slice", type=int, help="variants computed together")
     return parser.parse_args()
@@ -40,9 +42,10 @@ def parse() -> argparse.Namespace:
 def shared_words(options: argparse.Namespace) -> list[str]:
     """Flags of both sides."""
     return [
-        "--model", options.model, "--data", options.data,
-        "--data.max_eval_rows", str(options.eval_rows), "--train.steps", str(options.steps),
-        "--train.batch_size", str(options.batch_size), "--train.eval_steps", str(options.steps),
+        "--model", options.model, "--data", options.data, "--data.max_rows", str(options.rows),
+        "--data.eval_path", options.eval_data, "--data.max_eval_rows", str(options.eval_rows),
+        "--train.steps", str(options.steps), "--train.batch_size", str(options.batch_size),
+        "--train.eval_steps", str(options.steps),
         "--guards.kl.action", "warn", "--guards.loss.action", "warn",
     ]  # fmt: skip
 
