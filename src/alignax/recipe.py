@@ -209,7 +209,7 @@ class ExportSection(Section):
 class Recipe(Section):
     """All settings of one training run."""
 
-    method: Literal["sft", "dpo"] = Field(default="dpo", description="set by the verb")
+    method: Literal["sft", "dpo", "reward"] = Field(default="dpo", description="set by the verb")
     output: str = Field(default="", description="run folder")
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()

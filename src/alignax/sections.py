@@ -32,7 +32,7 @@ class LossSection(Section):
     type: str = Field(
         default="auto",
         description="a loss, or a sum like 0.8*sigmoid + 0.2*bco_pair(beta=0.05); auto: sigmoid "
-        "for dpo, nll for sft",
+        "for dpo, nll for sft, bradley_terry for reward",
     )
     beta: Number = Field(
         default=None,
@@ -77,7 +77,11 @@ class LossSection(Section):
         default=None, description="wpo: weigh against the policy's typical samples"
     )
     score_scale: Number = Field(
-        default=None, description="margin, distill: reward units a point of score"
+        default=None,
+        description="margin, distill, bradley_terry_margin: reward units a point of score",
+    )
+    centre_weight: Number = Field(
+        default=None, description="reward models: draw the sum of both rewards to 0"
     )
 
 

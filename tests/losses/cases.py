@@ -293,5 +293,26 @@ CASES = [
         {},
         -log_sigmoid(1.2) + 2.0,
     ),
+    Case(
+        "rewards 2 and 2 - ln 3: σ = 3/4",
+        "bradley_terry",
+        PairLogps(2.0, 2.0 - LN3, 0.0, 0.0, 1, 1),
+        {},
+        LN43,
+    ),
+    Case(
+        "ln 3 and 0, centred: ln 4/3 + 0.5 (ln 3)²",
+        "bradley_terry",
+        PairLogps(LN3, 0.0, 0.0, 0.0, 1, 1),
+        {"centre_weight": 0.5},
+        LN43 + 0.5 * LN3**2,
+    ),
+    Case(
+        "2 ln 3 apart, scores 2 apart at ln 3 / 2: σ(ln 3)",
+        "bradley_terry_margin",
+        PairLogps(2 * LN3, 0.0, 0.0, 0.0, 1, 1)._replace(score_chosen=3.0, score_rejected=1.0),
+        {"score_scale": LN3 / 2},
+        LN43,
+    ),
     Case("NLL of one answer: 8 nats, 2 tokens", "nll", ONE._replace(policy_chosen=-8.0), {}, 8.0),
 ]

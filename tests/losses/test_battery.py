@@ -60,13 +60,14 @@ OTHER_VALUES = {
     "drop_penalty": 5.0, "kl_balance": 0.9, "batch_beta": 3.0, "keep_share": 0.3,
     "desirable_weight": 2.0, "undesirable_weight": 0.5, "reward_shift": False,
     "blend_temperature": 0.9, "align_samples": False, "score_scale": 0.3,
+    "centre_weight": 0.2,
 }  # fmt: skip
 """A value of each knob that is nobody's default."""
 
 
 def run(name, pair, valid_p=None, **settings) -> Weighted:
     """Apply a loss of either kind to pairs; SFT reads the chosen answers."""
-    kind = "sft" if name == "nll" else "pair"
+    kind = LOSSES[name].kind if name in LOSSES else "pair"
     valid_p = jnp.ones(len(pair.policy_chosen), bool) if valid_p is None else valid_p
     objective = build_loss(name, kind=kind, **settings)
     if kind == "sft":

@@ -15,15 +15,20 @@ from alignax.cli import alpaca_eval, mt_bench, win_rate
 from alignax.cli.options import Parser, add_settings, require, settings_of
 from alignax.cli.score import ROW_SETTINGS
 
+SHOWN = ("accuracy", "margin")
+
 HELDOUT = """Measure a model on held-out rows.
 
   alignax evaluate heldout --model runs/first                      the run's own held-out rows
   alignax evaluate heldout --model runs/first --data other.jsonl   other rows
   alignax evaluate heldout --model FOLDER --adapter A --data D     adapter against its base
   alignax evaluate heldout --model TUNED --reference BASE --data D
+  alignax evaluate heldout --model REWARD_MODEL --data D --by subset
 
 Prints loss, accuracy, margin, perplexity of the chosen answers and KL a token, each against the
-reference, with 95 % intervals.
+reference, with 95 % intervals. A reward model gives accuracy and calibration. `--by` breaks the
+accuracy down: by a column of the rows (as RewardBench's subset), by file, or by which answer is
+longer.
 """
 
 
@@ -34,6 +39,7 @@ def add_arguments(parser: Parser) -> None:
     sub = verbs.add_parser("heldout", help=about, description=HELDOUT)
     sub.add_argument("--json", action="store_true", help="print JSON")
     sub.add_argument("--reference", metavar="MODEL", help="reference; default: without adapter")
+    sub.add_argument("--by", metavar="WHAT", help="length, source, or a column of the rows")
     add_settings(
         sub, "model.", *ROW_SETTINGS, "loss.",
         "train.microbatch_tokens", "mesh.",
@@ -56,18 +62,27 @@ def heldout(arguments: argparse.Namespace) -> int:
     from alignax.cli import terminal
     from alignax.cli.measuring import evaluate_heldout
 
-    values, reference = evaluate_heldout(recipe, arguments.reference)
+    measured = evaluate_heldout(recipe, arguments.reference, arguments.by)
+    values = measured.values
     if arguments.json:
-        terminal.write_result(values)
+        more = {"by": arguments.by, "groups": measured.groups} if arguments.by else {}
+        terminal.write_result(terminal.finite(values | more))
         return 0
     rows = [
         (name, terminal.with_interval(values, name))
         for name in (
             "loss", "accuracy", "ties", "margin", "perplexity", "kl/token", "chosen_logratio",
-            "rejected_logratio",
+            "rejected_logratio", "brier", "calibration_error",
         )
         if name in values
     ]  # fmt: skip
-    title = f"{int(values['n'])} held-out rows against {reference}, 95 % intervals"
+    against = f" against {measured.reference}" if measured.reference else ""
+    title = f"{int(values['n'])} held-out rows{against}, 95 % intervals"
     terminal.show_table(title, ("", "value"), rows)
+    if measured.groups:
+        groups = [
+            (label, str(group["n"]), *(terminal.with_interval(group, name) for name in SHOWN))
+            for label, group in measured.groups.items()
+        ]
+        terminal.show_table(f"by {arguments.by}", ("", "pairs", *SHOWN), groups)
     return 0

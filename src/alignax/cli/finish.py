@@ -9,16 +9,17 @@ from typing import Any
 from flax import nnx
 
 from alignax.cli import terminal
-from alignax.cli.loading import Policy, build_encoder, load_policy
+from alignax.cli.loading import Policy, build_encoder
 from alignax.cli.run_folder import RunFolder
 from alignax.cli.run_lock import writing
-from alignax.cli.setup import Setup, build_objective, start_state, take_apart
+from alignax.cli.setup import Setup, build_objective, load_start, start_state, take_apart
 from alignax.cli.training import model_with, run
 from alignax.data.encode import Encoder
 from alignax.errors import RunError, StoppedByGuard
 from alignax.export.card import RunFacts
 from alignax.export.huggingface import write_merged
 from alignax.export.peft import write_adapter
+from alignax.export.reward import verify_reward
 from alignax.export.verify import verify_adapter, verify_merged
 from alignax.files import read_json, write_json, write_lines, write_text
 from alignax.generate.choice import Choice
@@ -53,7 +54,12 @@ class Probes:
 
 
 def probe_prompts(setup: Setup) -> Probes:
-    """Take the first distinct held-out prompts (training prompts without held-out rows)."""
+    """Take the first distinct held-out prompts (training prompts without held-out rows).
+
+    A reward model answers nothing.
+    """
+    if setup.network.scores:
+        return Probes([], [])
     rows = setup.held_out if setup.held_out is not None else setup.train
     seen: dict[str, list[int]] = {}
     for index, prompt_hash in enumerate(rows.prompt_hashes):
@@ -195,7 +201,8 @@ def export_model(
     prompts = export_probes(encoder)
     written: list[dict[str, Any]] = []
     stop_ids = encoder.stop_ids
-    if recipe.export.adapter and recipe.lora.enabled and policy.lora is not None:
+    adapter_alone = recipe.export.adapter and recipe.lora.enabled and not model.config.scores
+    if adapter_alone and policy.lora is not None:
         target = folder.export / "adapter"
         write_adapter(target, model, policy.lora, policy.tokenizer, facts, stop_ids=stop_ids)
         checks = verify_adapter(target, model, policy.loaded, prompts, stop_ids=stop_ids)
@@ -206,7 +213,11 @@ def export_model(
             target, model, policy.loaded, policy.tokenizer, facts,
             stop_ids=stop_ids, dtype=recipe.export.dtype,
         )  # fmt: skip
-        checks = verify_merged(target, model, prompts, stop_ids=stop_ids)
+        checks = (
+            verify_reward(target, model, prompts)
+            if model.config.scores
+            else verify_merged(target, model, prompts, stop_ids=stop_ids)
+        )
         written.append({"kind": "merged", "path": str(target), **asdict(checks)})
     return written
 
@@ -222,7 +233,7 @@ def export_checkpoint(
     folder: RunFolder, recipe: Recipe, checkpoints: Checkpoints, step: int
 ) -> list[dict[str, Any]]:
     """Export one checkpoint of a run, without its rows."""
-    policy = load_policy(recipe.model, lora=recipe.lora, mesh=recipe.mesh, seed=recipe.train.seed)
+    policy = load_start(recipe)
     network, start = take_apart(recipe, policy)
     optimizer = build_optimizer(
         recipe.optimizer, build_schedule(recipe.optimizer, checkpoints.record(step)["total_steps"])
@@ -259,6 +270,7 @@ def show_summary(folder: RunFolder) -> None:
         "accuracy": "held-out accuracy",
         "margin": "held-out margin",
         "perplexity": "perplexity of chosen",
+        "calibration_error": "calibration error",
         "kl/token": "KL to the reference, a token",
     }
     rows = [

@@ -11,7 +11,7 @@ from alignax.cli.options import Parser
 from alignax.errors import DataError, UsageError
 from alignax.judge.base import Judge
 
-FORMS = "rules:FILE or openai:MODEL"
+FORMS = "reward:MODEL, model:MODEL, rules:FILE or openai:MODEL"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -35,6 +35,10 @@ def build_judge(arguments: argparse.Namespace) -> Judge:
     kind, _, name = arguments.judge.partition(":")
     if kind == "rules" and name:
         return _rules(name)
+    if kind in ("reward", "model") and name:
+        from alignax.cli.own_judges import label_judge, reward_judge
+
+        return reward_judge(name) if kind == "reward" else label_judge(name)
     if kind == "openai" and name:
         return _openai(arguments, name)
     raise UsageError(f"--judge {arguments.judge!r} is not known", hint=f"give {FORMS}")

@@ -21,6 +21,7 @@ from alignax.export.folder import read_manifest
 from alignax.export.peft import read_adapter
 from alignax.files import cache_folder
 from alignax.models.lora import LoraSpec, add_lora, peft_to_adapter
+from alignax.models.reward import add_score
 from alignax.models.sharding import build_mesh, place_model
 from alignax.models.tokenizer import load_tokenizer
 from alignax.models.weights import LoadedModel, load_model, resolve_model, stop_ids_of
@@ -53,7 +54,12 @@ class Policy:
 
 
 def load_policy(
-    model: ModelSection, *, lora: LoraSection | None, mesh: MeshSection, seed: int
+    model: ModelSection,
+    *,
+    lora: LoraSection | None,
+    mesh: MeshSection,
+    seed: int,
+    scores: bool | None = False,
 ) -> Policy:
     """Load the base, and the adapter that continues or a fresh one.
 
@@ -62,6 +68,10 @@ def load_policy(
         lora: Settings of a fresh adapter; None: no fresh one.
         mesh: Devices along each axis.
         seed: Seed of a fresh adapter.
+        scores: Whether a reward model is wanted, to be trained on; None: whatever it is.
+
+    Raises:
+        ModelError: A reward model where a language model is needed.
     """
     use_compilation_cache(cache_folder() / "xla")
     path = resolve_model(model.path)
@@ -78,7 +88,15 @@ def load_policy(
     elif lora is not None and lora.enabled:
         policy.lora = fresh_lora(lora)
         add_lora(loaded.model, policy.lora, key=jax.random.key(seed))
-    if policy.lora is not None:
+    if scores:
+        add_score(loaded.model, beside_adapter=lora is not None and lora.enabled)
+        loaded.config = loaded.model.config
+    elif scores is False and loaded.config.scores:
+        raise ModelError(
+            f"{path} is a reward model: it scores answers and cannot write or weigh any",
+            hint="use it as --judge reward:FOLDER, or with `alignax score`",
+        )
+    if scores or policy.lora is not None:
         place_model(loaded.model, device_mesh)
     return policy
 

@@ -21,6 +21,7 @@ VERBS = {
     "sft": "imitate the answers of a data set (supervised fine-tuning)",
     "dpo": "learn from preference pairs (direct preference optimisation)",
     "sweep": "train many variants of a preference run at once, and find the right one",
+    "reward": "train a reward model, which judges answers",
     "plan": "estimate memory and time of a run before it starts",
     "score": "write log-probs of given answers",
     "data": "audit, show, filter, split and convert rows",

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model, reference and rows → held-out metrics, outside a run."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from alignax.cli import terminal
 from alignax.cli.attending import with_attention
+from alignax.cli.auditing import row_cache, shape_of
 from alignax.cli.from_run import run_model, run_recipe, with_run_settings
 from alignax.cli.loading import (
     Policy,
@@ -18,11 +23,13 @@ from alignax.cli.setup import build_objective, scores_for
 from alignax.data.dataset import EncodedDataset
 from alignax.data.pipeline import step_batches
 from alignax.data.plan import scoring_plan
+from alignax.data.sources import open_rows
 from alignax.errors import UsageError
+from alignax.evaluate.breakdown import by_label, length_label
 from alignax.evaluate.heldout import build_eval_step, score_heldout, summarize_pairs
 from alignax.models.lora import LoraSpec, merged
 from alignax.models.sharding import place_batch
-from alignax.recipe import Recipe
+from alignax.recipe import DataSection, Recipe
 from alignax.train.forward import Network, Weights, split_model
 
 
@@ -44,36 +51,93 @@ class Sides(NamedTuple):
     name: str
 
 
-def evaluate_heldout(recipe: Recipe, reference: str | None) -> tuple[dict[str, float], str]:
+@dataclass(frozen=True)
+class Measured:
+    """What held-out rows say.
+
+    Attributes:
+        values: The metrics.
+        reference: What the model was compared with, for people; empty for a reward model.
+        groups: Label → metrics of its pairs; empty where no breakdown was asked for.
+    """
+
+    values: dict[str, float]
+    reference: str
+    groups: dict[str, dict[str, Any]]
+
+
+def evaluate_heldout(recipe: Recipe, reference: str | None, by: str | None = None) -> Measured:
     """Measure ``recipe.model`` on held-out rows.
 
     Args:
         recipe: Model, rows and loss; a run brings its own rows and loss.
         reference: Model to compare with; None: the run's reference, or the base below the
             adapter.
+        by: What to break the accuracy down by: ``"length"``, ``"source"`` or a column of the rows.
 
-    Returns:
-        The metrics and a name for the reference.
+    Raises:
+        UsageError: A reward model with a reference, or a column that no row has.
     """
     run = run_recipe(recipe.model.path)
     place, recipe = recipe.model.path, with_run_settings(recipe)
-    policy = load_policy(recipe.model, lora=None, mesh=recipe.mesh, seed=0)
+    policy = load_policy(recipe.model, lora=None, mesh=recipe.mesh, seed=0, scores=None)
     rows = _rows(recipe, policy, run, place)
     warn_of_positions(policy, rows)
-    sides = _sides(recipe, policy, run, reference)
+    scores_answers = policy.loaded.config.scores
+    if scores_answers and reference is not None:
+        raise UsageError("--reference: a reward model is compared with nothing")
+    sides = _alone(policy) if scores_answers else _sides(recipe, policy, run, reference)
     plan = scoring_plan(
         rows.lengths,
         microbatch_tokens=recipe.train.microbatch_tokens,
         rows=recipe.mesh.data * recipe.mesh.fsdp,
     )
     network, _ = with_attention(sides.network, policy, recipe.model, plan.shape.t)
-    objective = build_objective(recipe).over(1).at(1)
-    step = build_eval_step(network, reference_adapter=sides.adapter, columns=objective.columns)
+    method = "reward" if scores_answers else "dpo"
+    objective = build_objective(recipe.model_copy(update={"method": method})).over(1).at(1)
+    adapter = None if scores_answers else sides.adapter
+    step = build_eval_step(network, reference_adapter=adapter, columns=objective.columns)
     with terminal.progress("held-out rows", len(rows)) as advance:
         batches = (place_batch(b, policy.mesh) for _, b in step_batches(rows, plan))
         scores = score_heldout(step, sides.policy, sides.reference, batches, len(rows), advance)
-    given = scores_for(objective, rows)
-    return summarize_pairs(scores, objective, given=given), sides.name
+    values = summarize_pairs(
+        scores, objective, given=scores_for(objective, rows), has_reference=not scores_answers
+    )
+    groups = {}
+    if by is not None:
+        rewards = scores.policy - scores.reference
+        data = recipe.data if recipe.data.path or run is None else run.data
+        groups = by_label(_labels(by, rows, scores.tokens, data), rewards[:, 0] - rewards[:, 1])
+    return Measured(values, sides.name, groups)
+
+
+def _alone(policy: Policy) -> Sides:
+    """A reward model, which has no reference."""
+    network, weights = split_model(policy.model, trains="adapter", answers=2)
+    return Sides(network, weights, weights, False, "")
+
+
+def _labels(by: str, rows: EncodedDataset, tokens: np.ndarray, data: DataSection) -> list[str]:
+    """Label every pair by its length gap, its file, or a column of its row.
+
+    Raises:
+        UsageError: No row has the column.
+    """
+    if by == "length":
+        return [length_label(*pair) for pair in tokens.tolist()]
+    if by == "source":
+        return [place.rpartition(":")[0] for place in rows.places]
+    paths = data.eval_path if data.eval_path and len(data.eval_path) else data.path
+    stored = open_rows(paths, split=data.split, cache_dir=row_cache(data), shape=shape_of(data))
+    found = [stored[int(index)] for index in rows.source_index]
+    values = [row.get(by) if isinstance(row, Mapping) else None for row in found]
+    if all(value is None for value in values):
+        columns = sorted({str(name) for row in found if isinstance(row, Mapping) for name in row})
+        raise UsageError(
+            f"--by {by}: no row has this column",
+            hint=f"length, source, or one of {', '.join(columns)}",
+        )
+    return ["(none)" if value is None else str(value) for value in values]
 
 
 def _rows(recipe: Recipe, policy: Policy, run: Recipe | None, place: str) -> EncodedDataset:

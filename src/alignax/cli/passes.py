@@ -7,6 +7,7 @@ The self-test and the held-out rows go through one compiled program of one shape
 from functools import cached_property
 from typing import Any
 
+import jax
 import numpy as np
 
 from alignax.cli import terminal
@@ -135,6 +136,8 @@ class HeldOutPass:
         setup, part = self._setup, self._first_rows
         dtype = setup.recipe.model.dtype
         trainable, _ = setup.network.part(setup.start)
+        if setup.network.scores:
+            trainable = with_drawn_score(trainable, setup.recipe.train.seed)
         shared = self.held_out_plan.shape if self.held_out_plan is not None else None
         plan = score_plan(setup, part, at_least=shared)
         scores = self._score(part, plan, trainable, "self-test")
@@ -166,3 +169,15 @@ class HeldOutPass:
             "policy": describe(ReferenceIdentity(policy.loaded.weights_hash, policy.adapter_hash)),
             "reference": describe(self._setup.identity),
         }
+
+
+def with_drawn_score(trainable: Any, seed: int) -> Any:
+    """Replace a fresh scalar head by a random one: zeros would let every self-test pass."""
+
+    def draw(path: Any, leaf: Any) -> Any:
+        if "score" not in jax.tree_util.keystr(path):
+            return leaf
+        values = jax.random.normal(jax.random.key(seed), leaf.shape, leaf.dtype)
+        return jax.device_put(values / leaf.shape[-1] ** 0.5, leaf.sharding)
+
+    return jax.tree_util.tree_map_with_path(draw, trainable)

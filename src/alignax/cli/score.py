@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the log-probs of given answers, one JSON line a row, in file order.
+"""Write the log-probs (or rewards) of given answers, one JSON line a row, in file order.
 
   alignax score --model FOLDER --data pairs.jsonl --output scores.jsonl
   alignax score --model FOLDER --adapter runs/first --data pairs.jsonl --output scores.jsonl
 
 Each line has `id`, `place`, `boundary` (prompt ids counted) and, for chosen and rejected, the
-summed log-prob in nats and the number of scored tokens; or `dropped` with the reason.
+summed log-prob in nats and the number of scored tokens; or `dropped` with the reason. A reward
+model (`alignax reward`, or a folder for sequence classification with one label) gives
+`chosen_reward` and `rejected_reward` instead.
 """
 
 import argparse

@@ -39,6 +39,16 @@ from alignax.train.reference import (
 )
 from alignax.train.step import ReferencePlan, TrainState, init_state
 
+KINDS: dict[str, Literal["pair", "sft", "reward"]] = {
+    "dpo": "pair",
+    "sft": "sft",
+    "reward": "reward",
+}
+"""Method → kind of its losses."""
+
+ROWS = {"dpo": "pair", "sft": "sft", "reward": "pair"}
+"""Method → kind of its rows."""
+
 
 @dataclass
 class Setup:
@@ -100,12 +110,11 @@ def prepare(recipe: Recipe, *, objective: Objective | None = None, crowd: Crowd 
     require_idle(folder.path)
     folder.require_usable(resume=recipe.train.resume)
     compilations = Compilations()
-    kind = "pair" if recipe.method == "dpo" else "sft"
     objective = objective or build_objective(recipe)
-    policy = load_policy(recipe.model, lora=recipe.lora, mesh=recipe.mesh, seed=recipe.train.seed)
+    policy = load_start(recipe)
     recipe = with_lora_of(policy, recipe)
     encoder = build_encoder(policy, recipe.data)
-    train, held_out, reports = load_train_and_eval(recipe.data, encoder, kind=kind)
+    train, held_out, reports = load_train_and_eval(recipe.data, encoder, kind=ROWS[recipe.method])
     for rows in (train, held_out):
         warn_of_positions(policy, rows)
         if rows is not None:
@@ -134,6 +143,14 @@ def prepare(recipe: Recipe, *, objective: Objective | None = None, crowd: Crowd 
         recipe, folder, policy, encoder, train, held_out, reports, objective.over(plan.steps),
         network, start, reference, reference_plan, identity, plan, notice, memory, compilations,
         at_once,
+    )  # fmt: skip
+
+
+def load_start(recipe: Recipe) -> Policy:
+    """Load what training starts from; a reward model gets its scalar head."""
+    return load_policy(
+        recipe.model, lora=recipe.lora, mesh=recipe.mesh, seed=recipe.train.seed,
+        scores=recipe.method == "reward",
     )  # fmt: skip
 
 
@@ -210,17 +227,19 @@ def take_apart(recipe: Recipe, policy: Policy) -> tuple[Network, Weights]:
     return split_model(
         policy.model,
         trains="adapter" if recipe.lora.enabled else "base",
-        answers=2 if recipe.method == "dpo" else 1,
+        answers=1 if ROWS[recipe.method] == "sft" else 2,
         compute_dtype=recipe.model.dtype,
     )
 
 
 def build_objective(recipe: Recipe) -> Objective:
     """Bind the loss; settings that this method cannot use are refused."""
-    kind = "pair" if recipe.method == "dpo" else "sft"
+    kind = KINDS[recipe.method]
     name = None if recipe.loss.type == "auto" else recipe.loss.type
-    if kind == "sft" and recipe.reference.model_fields_set:
-        raise UsageError("reference settings have no effect on sft, which has no reference")
+    if kind != "pair" and recipe.reference.model_fields_set:
+        raise UsageError(
+            f"reference settings have no effect on {recipe.method}, which has no reference"
+        )
     return build_loss(name, kind=kind, **recipe.loss.model_dump(exclude={"type"}))
 
 
@@ -273,7 +292,7 @@ def choose_reference(
     identity = ReferenceIdentity(
         policy.loaded.weights_hash, None if base_only else policy.adapter_hash
     )
-    if objective.kind == "sft":
+    if objective.kind != "pair":
         return start, ReferencePlan("none"), identity
     source = recipe.reference.source
     full = not recipe.lora.enabled
@@ -309,7 +328,7 @@ def reference_mode(
     recipe: Recipe, objective: Objective
 ) -> Literal["none", "cached", "live", "moving"]:
     """Tell where the reference's log-probs come from (see ``ReferencePlan``)."""
-    if objective.kind == "sft" or not objective.needs_reference:
+    if not objective.needs_reference:
         return "none"
     if recipe.reference.update != "none":
         return "moving"

@@ -148,8 +148,9 @@ def summarize_pairs(
 
     Accuracy counts a pair as right when the chosen answer's reward is strictly higher; ties are
     reported apart. Margin is the margin of the loss's own rewards, mostly β·(Δchosen − Δrejected).
-    Perplexity is of the chosen answers. ``kl/token`` is the exact KL(policy ‖ reference) over all
-    scored tokens of both answers, teacher-forced. A batch-level loss takes all rows as one batch.
+    Perplexity is of the chosen answers. A reward model has its calibration in that place.
+    ``kl/token`` is the exact KL(policy ‖ reference) over all scored tokens of both answers,
+    teacher-forced. A batch-level loss takes all rows as one batch.
 
     Args:
         scores: What the model says about the rows.
@@ -176,8 +177,11 @@ def summarize_pairs(
         "margin": margin.value,
         "margin_low": margin.low,
         "margin_high": margin.high,
-        "perplexity": math.exp(-pair.policy_chosen.sum() / pair.chosen_tokens.sum()),
     }
+    if objective.kind == "reward":
+        values |= calibration(margins)
+    else:
+        values["perplexity"] = math.exp(-pair.policy_chosen.sum() / pair.chosen_tokens.sum())
     if has_reference:
         chosen = pair.policy_chosen - pair.reference_chosen
         rejected = pair.policy_rejected - pair.reference_rejected
@@ -185,6 +189,35 @@ def summarize_pairs(
         values["rejected_logratio"] = rejected.sum() / pair.rejected_tokens.sum()
         values["kl/token"] = scores.kl.sum() / scores.tokens.sum()
     return {name: float(value) for name, value in values.items()}
+
+
+BINS = 10
+"""Stretches of stated confidence between a half and one."""
+
+
+def calibration(margins: np.ndarray) -> dict[str, float]:
+    """Compare a reward model's stated confidence σ(|margin|) with how often it is right.
+
+    Returns:
+        ``brier``: mean of (1 - σ(margin))². ``calibration_error``: expected calibration error over
+        ``BINS`` equal stretches of confidence (Guo et al. 2017, eq. 3). For each stretch that holds
+        pairs ``bin_I/n``, ``bin_I/confidence`` and ``bin_I/accuracy``.
+    """
+    stated = 1 / (1 + np.exp(-np.abs(margins)))
+    right = margins > 0
+    place = np.minimum(((stated - 0.5) * 2 * BINS).astype(int), BINS - 1)
+    values, error = {}, 0.0
+    for index in np.unique(place):
+        chosen = place == index
+        confidence, accuracy = stated[chosen].mean(), right[chosen].mean()
+        error += abs(confidence - accuracy) * chosen.mean()
+        values |= {
+            f"bin_{index}/n": float(chosen.sum()),
+            f"bin_{index}/confidence": float(confidence),
+            f"bin_{index}/accuracy": float(accuracy),
+        }
+    wrong = 1 / (1 + np.exp(margins))
+    return {"brier": float((wrong**2).mean()), "calibration_error": float(error), **values}
 
 
 def summarize_sft(scores: RowScores) -> dict[str, float]:

@@ -47,7 +47,7 @@ class RunFacts:
     Attributes:
         base: The base model as the recipe names it.
         base_hash: Identity of the base's weights.
-        method: ``"dpo"`` or ``"sft"``.
+        method: ``"dpo"``, ``"sft"`` or ``"reward"``.
         data: Where the rows came from.
         settings: The resolved recipe, nested.
         summary: As in ``summary.json``: steps, held-out metrics before and after, …
@@ -72,6 +72,11 @@ class RunFacts:
     def rows(self) -> list[str]:
         """Where the rows came from, as a list."""
         return [self.data] if isinstance(self.data, str) else list(self.data)
+
+    @property
+    def scores(self) -> bool:
+        """Whether a reward model was trained."""
+        return self.method == "reward"
 
     @property
     def uses_lora(self) -> bool:
@@ -111,7 +116,11 @@ def only_numbers(value: Any) -> Any:
 
 def model_card(facts: RunFacts, kind: Literal["adapter", "merged"], *, dtype: str) -> str:
     """Write the card of an export."""
-    method = {"dpo": "Direct Preference Optimization", "sft": "supervised fine-tuning"}
+    method = {
+        "dpo": "Direct Preference Optimization",
+        "sft": "supervised fine-tuning",
+        "reward": "training as a reward model (Bradley-Terry)",
+    }
     form = {"adapter": "LoRA adapter", "merged": "complete model"}[kind]
     how = "with a LoRA adapter" if facts.uses_lora else "of all weights"
     folded = ", folded into the weights," if kind == "merged" and facts.uses_lora else ""
@@ -150,7 +159,7 @@ def _front_matter(facts: RunFacts, kind: str) -> str:
     """Metadata that model hubs read."""
     metadata: dict[str, Any] = {
         "library_name": {"adapter": "peft", "merged": "transformers"}[kind],
-        "pipeline_tag": "text-generation",
+        "pipeline_tag": "text-classification" if facts.scores else "text-generation",
         "tags": ["alignax", facts.method, *["lora"] * facts.uses_lora],
     }
     # Hubs take names of their own only, no paths.
@@ -206,6 +215,15 @@ def _settings(facts: RunFacts) -> str:
 
 def _usage(facts: RunFacts, kind: str) -> str:
     """Show how to load the export."""
+    if facts.scores:
+        return (
+            "```python\nfrom transformers import AutoModelForSequenceClassification, AutoTokenizer"
+            '\n\nmodel = AutoModelForSequenceClassification.from_pretrained("THIS_FOLDER")\n'
+            'tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")\n```\n\n'
+            "or `alignax evaluate win-rate --judge reward:THIS_FOLDER`. The reward is the one "
+            "logit at the text's last token, which should be the stop token of the answer; only "
+            "differences between answers to one prompt mean anything."
+        )
     if kind == "merged":
         return (
             "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from alignax.export.card import RunFacts, model_card
 from alignax.export.folder import new_folder, write_manifest
 from alignax.export.peft import require_finite, tensors_hash
+from alignax.export.reward import scoring_json, with_padding
 from alignax.export.tokenizer import save_tokenizer
 from alignax.files import write_json
 from alignax.models.decoder import Decoder
@@ -64,7 +65,11 @@ def write_merged(
     size = sum(tensor.nbytes for tensor in tensors.values())
     with new_folder(Path(folder), run=facts.run, weight_bytes=size) as partial:
         write_shards(partial, tensors, shard_bytes)
-        write_json(partial / "config.json", config_json(loaded.hf_config, stops, dtype))
+        config = config_json(loaded.hf_config, stops, dtype)
+        if model.config.scores:
+            tokenizer = with_padding(tokenizer, stops)
+            config |= scoring_json(loaded.family, tokenizer)
+        write_json(partial / "config.json", config)
         generation = generation_json(loaded, tokenizer, stops)
         write_json(partial / "generation_config.json", generation)
         save_tokenizer(partial, tokenizer)

@@ -16,6 +16,7 @@ from alignax.losses.aot import AOT, AOT_UNPAIRED
 from alignax.losses.apo import APO_DOWN, APO_ZERO
 from alignax.losses.bco import BCO, BCO_PAIR
 from alignax.losses.beta_dpo import BETA_DPO
+from alignax.losses.bradley_terry import BRADLEY_TERRY, BRADLEY_TERRY_MARGIN
 from alignax.losses.chosen_nll import CHOSEN_NLL
 from alignax.losses.cpo import CPO
 from alignax.losses.discopop import DISCOPOP
@@ -77,9 +78,15 @@ LOSSES: dict[str, LossSpec] = {
     "margin": MARGIN,
     "distill": DISTILL,
     "nll": NLL,
+    "bradley_terry": BRADLEY_TERRY,
+    "bradley_terry_margin": BRADLEY_TERRY_MARGIN,
 }
 
-DEFAULT_LOSS: dict[str, str] = {"pair": "sigmoid", "sft": "nll"}
+DEFAULT_LOSS: dict[str, str] = {
+    "pair": "sigmoid",
+    "sft": "nll",
+    "reward": "bradley_terry",
+}
 """The loss of each kind of record when none is named."""
 
 KNOBS: dict[str, str] = {
@@ -91,7 +98,7 @@ KNOBS: dict[str, str] = {
 def build_loss(
     name: str | None = None,
     *,
-    kind: Literal["pair", "sft"],
+    kind: Literal["pair", "sft", "reward"],
     beta: Any = None,
     **knobs: Any,
 ) -> Objective:

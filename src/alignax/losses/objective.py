@@ -124,7 +124,7 @@ class Objective:
         return self.terms[0].spec
 
     @property
-    def kind(self) -> Literal["pair", "sft"]:
+    def kind(self) -> Literal["pair", "sft", "reward"]:
         """Which records it reads."""
         return self.spec.kind
 

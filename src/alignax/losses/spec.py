@@ -18,7 +18,8 @@ class LossSpec:
             ``beta`` if ``default_beta`` is None. Batch-level pair losses:
             ``(PairLogps of [p] arrays, valid [p], *, beta, **knobs) → [p]``. SFT losses:
             ``(log-prob, tokens) → scalar``.
-        kind: ``"pair"`` or ``"sft"``.
+        kind: ``"pair"``, ``"sft"``, or ``"reward"``: pairs under a reward model, whose scalars
+            stand for log-probs.
         needs_reference: Whether reference log-probs enter.
         length_normalised: Whether it reads log-probs per token instead of summed ones.
         default_beta: β when the recipe gives none; None if the loss has no β.
@@ -36,7 +37,7 @@ class LossSpec:
 
     name: str
     function: Callable[..., Any]
-    kind: Literal["pair", "sft"]
+    kind: Literal["pair", "sft", "reward"]
     needs_reference: bool
     length_normalised: bool
     default_beta: float | None

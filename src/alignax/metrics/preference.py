@@ -11,7 +11,8 @@
 | chosen_logp, rejected_logp             | policy log-prob, per token                  | tokens   |
 
 A tie counts as wrong in the accuracy and is shown apart, so that nobody reads a half as a result.
-The log-ratios are left out where a loss without a reference trains.
+The log-ratios are left out where a loss without a reference trains, the log-probs too where a
+reward model does.
 """
 
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ def preference_metrics(
     *,
     rewards: tuple[Array, Array],
     has_reference: bool = True,
+    has_logps: bool = True,
 ) -> dict[str, Weighted]:
     """Measure the valid pairs of a batch; see the module's table.
 
@@ -34,6 +36,7 @@ def preference_metrics(
         valid_p: Which slots hold a pair.
         rewards: [p] rewards of the chosen and of the rejected answers.
         has_reference: Whether the reference's log-probs are known.
+        has_logps: Whether ``pair`` holds log-probs; False for rewards.
     """
 
     def over_pairs(values_p: Array) -> Weighted:
@@ -51,9 +54,10 @@ def preference_metrics(
         "margin": over_pairs(chosen_p - rejected_p),
         "accuracy": over_pairs(chosen_p > rejected_p),
         "ties": over_pairs(chosen_p == rejected_p),
-        "chosen_logp": over_tokens(pair.policy_chosen, pair.chosen_tokens),
-        "rejected_logp": over_tokens(pair.policy_rejected, pair.rejected_tokens),
     }
+    if has_logps:
+        metrics["chosen_logp"] = over_tokens(pair.policy_chosen, pair.chosen_tokens)
+        metrics["rejected_logp"] = over_tokens(pair.policy_rejected, pair.rejected_tokens)
     if has_reference:
         chosen_p = pair.policy_chosen - pair.reference_chosen
         rejected_p = pair.policy_rejected - pair.reference_rejected

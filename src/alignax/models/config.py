@@ -99,6 +99,7 @@ class DecoderConfig:
         logit_divisor: Logits are divided by it.
         logit_cap: Logits become cap · tanh(logits / cap); None for none.
         experts: Mixture of experts; None for one MLP.
+        scores: Whether a scalar head takes the place of the output head: a reward model.
     """
 
     family: str
@@ -131,6 +132,7 @@ class DecoderConfig:
     logit_divisor: float = 1.0
     logit_cap: float | None = None
     experts: Experts | None = None
+    scores: bool = False
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:

@@ -16,6 +16,7 @@ Parameters (all layers of a kind in one array, so compile time does not grow wit
     layers.mlp.expert_{gate,up,down}.kernel   [l, e, in, out]
     final_norm.scale                          [d]
     lm_head.weight                            [v, d]         absent when tied
+    score.weight                              [1, d]         with ``scores``, in place of the head
 
 Adapters are ``lora_a`` [l, in, r] and ``lora_b`` [l, r, out] beside a kernel.
 ``graphdef, base, adapter = nnx.split(model, nnx.Param, LoRAParam)`` takes the model apart.
@@ -124,9 +125,10 @@ class Decoder(nnx.Module):
         self.final_norm = RMSNorm((config.d_model,), config, dtype)
         self.lm_head = (
             nnx.data(None)
-            if config.tie_embeddings
+            if config.tie_embeddings or config.scores
             else Embedding(config.vocab_size, config.d_model, dtype)
         )
+        self.score = Embedding(1, config.d_model, dtype) if config.scores else nnx.data(None)
 
     @property
     def head_vd(self) -> Float[Array, "v d"]:

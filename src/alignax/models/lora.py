@@ -104,6 +104,8 @@ def add_lora(model: Decoder, spec: LoraSpec, *, key: jax.Array) -> None:
 def merged(model: Decoder, dtype: Any = None) -> Decoder:
     """Fold the adapter into a copy of the weights: W + scale · A B, computed in float32.
 
+    A scalar head that was trained beside the adapter becomes a weight like any other.
+
     Args:
         model: A decoder, with an adapter or without.
         dtype: Dtype of the kernels that were kept as codes, and are plain in the copy; None: the
@@ -111,6 +113,8 @@ def merged(model: Decoder, dtype: Any = None) -> Decoder:
     """
     graphdef, state = nnx.split(model)
     copy = nnx.merge(graphdef, state)
+    if copy.score is not None:
+        copy.score.weight = nnx.Param(copy.score.weight[...].astype(dtype or model.dtype))
     for linear in projections(copy).values():
         if linear.lora_a is None and linear.scheme is None:
             continue

@@ -3,7 +3,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -140,8 +140,10 @@ def _folder_config(folder: Path) -> tuple[Family, DecoderConfig, dict[str, Any]]
     raw = read_config(folder)
     kind, classes = raw.get("model_type"), [str(c) for c in raw.get("architectures") or ()]
     family = next((f for f in FAMILIES.values() if kind in f.model_types), None)
-    if family is None or not set(classes) <= set(family.architectures):
-        known = ", ".join(name for f in FAMILIES.values() for name in f.architectures)
+    scores = family is not None and classes == [family.scoring_architecture]
+    if family is None or not (scores or set(classes) <= set(family.architectures)):
+        names = [(*f.architectures, f.scoring_architecture) for f in FAMILIES.values()]
+        known = ", ".join(name for several in names for name in several)
         raise ModelError(
             f"{folder / 'config.json'} names model_type {kind!r}, architectures {classes}; "
             f"supported are: {known}",
@@ -150,9 +152,12 @@ def _folder_config(folder: Path) -> tuple[Family, DecoderConfig, dict[str, Any]]
     raw = family.text_part(raw)
     problems: list[str] = []
     config = family.from_hf(raw, problems)
-    if config is None:
+    labels = len(raw.get("id2label") or ()) or raw.get("num_labels", 2)
+    if scores and labels != 1:
+        problems.append(f"{labels} labels (id2label): a reward model has one")
+    if config is None or problems:
         raise ModelError(f"{folder / 'config.json'} cannot be used", problems=problems)
-    return family, config, raw
+    return family, replace(config, scores=scores), raw
 
 
 def _read_gguf(path: Path) -> Source:

@@ -195,6 +195,8 @@ def _unexpected(name: str, source: Source) -> list[str]:
     """Judge a tensor without a place; known buffers and a copy of the tied head are no problem."""
     if any(re.fullmatch(pattern, name) for pattern in source.family.ignored):
         return []
+    if name == "lm_head.weight" and source.config.scores:
+        return []
     tensor = source.tensors[name]
     embedding = source.tensors.get("model.embed_tokens.weight")
     if name == "lm_head.weight" and source.config.tie_embeddings and embedding is not None:

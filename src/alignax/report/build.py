@@ -109,7 +109,11 @@ def _finding(
 
 def _title(settings: Mapping[str, Any]) -> str:
     """Name the method, the model and the rows."""
-    method = {"dpo": "Preference alignment", "sft": "Supervised fine-tuning"}
+    method = {
+        "dpo": "Preference alignment",
+        "sft": "Supervised fine-tuning",
+        "reward": "Reward model",
+    }
     name = method.get(str(settings.get("method")), str(settings.get("method")))
     return f"{name}: {_short(_section(settings, 'model').get('path'))}"
 
@@ -187,6 +191,7 @@ def _headline(finding: Finding) -> list[dict[str, str]]:
         ("loss", "Held-out loss", 1.0, "{:.4f}"),
         ("kl/token", "KL per token", 1.0, "{:.4f}"),
         ("perplexity", "Perplexity", 1.0, "{:.2f}"),
+        ("calibration_error", "Calibration error", 1.0, "{:.3f}"),
     ]
     cards = []
     for name, label, scale, pattern in kinds:

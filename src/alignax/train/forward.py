@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from alignax.losses.logprobs import answer_sums, token_logps
 from alignax.models.decoder import Decoder
 from alignax.models.lora import LoRAParam
+from alignax.models.reward import answer_rewards
 from alignax.records import PackedBatch
 
 
@@ -31,7 +32,7 @@ class AnswerLogps(NamedTuple):
 
     Attributes:
         token_logp: [b, a] log-prob of every answer token, float32, 0 in unused places.
-        sums: [b, p, s] log-prob of every answer.
+        sums: [b, p, s] log-prob of every answer; of a reward model: its reward.
         tokens: [b, p, s] scored tokens of every answer.
         hidden: [b, a, d] final hidden states that predict the answer tokens.
         head: [v, d] output embedding.
@@ -59,6 +60,7 @@ class Network:
         logit_cap: Of ``DecoderConfig``.
         adapter_scale: What the adapter's update is multiplied with; None for 1. Variants of a
             sweep share one graph, whose own scale is that of its widest adapter.
+        scores: Of ``DecoderConfig``: answers have a reward in place of a log-prob.
     """
 
     graphdef: nnx.GraphDef
@@ -70,6 +72,7 @@ class Network:
     chunk: int = 256
     logit_cap: float | None = None
     adapter_scale: Any = None
+    scores: bool = False
 
     def join(self, trainable: Any, frozen: Any) -> Weights:
         """Put trained and frozen arrays back into their places."""
@@ -112,7 +115,13 @@ def split_model(
     """Take a decoder apart into its static half and its arrays."""
     graphdef, base, adapter = nnx.split(model, nnx.Param, LoRAParam)
     network = Network(
-        graphdef, trains, compute_dtype, remat, answers, logit_cap=model.config.logit_cap
+        graphdef,
+        trains,
+        compute_dtype,
+        remat,
+        answers,
+        logit_cap=model.config.logit_cap,
+        scores=model.config.scores,
     )
     return network, Weights(base, adapter)
 
@@ -154,6 +163,12 @@ def answer_logps(
     )
     hidden_bad = jnp.take_along_axis(hidden_btd, batch.answer_index[..., None], axis=1)
     head_vd = model.head_vd
+    if model.score is not None:
+        weight_1d = model.score.weight[...]
+        rewards_bps = answer_rewards(hidden_btd, weight_1d, batch, network.answers)
+        no_logp_ba = jnp.zeros(batch.answer_target.shape, jnp.float32)
+        _, tokens_bps = per_answer(no_logp_ba, batch, network.answers)
+        return AnswerLogps(no_logp_ba, rewards_bps, tokens_bps, hidden_bad, head_vd)
     with jax.named_scope("head"):
         token_logp_ba = token_logps(
             hidden_bad,

@@ -41,6 +41,7 @@ def pair_loss(objective: Objective | Alternatives, seen: Seen, memory: Any) -> L
         seen.valid,
         rewards=objective.rewards(pair),
         has_reference=objective.needs_reference,
+        has_logps=objective.kind == "pair",
     )
     return LossOutput(objective(pair, seen.valid), metrics)
 

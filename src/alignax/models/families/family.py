@@ -58,6 +58,7 @@ class Family:
         ignored: Patterns (regular expressions) of names in files that hold no weights of ours.
         inner: Key of ``config.json`` under which a multimodal folder has its text part.
         renamed: (prefix in files, ours), for tensors of such a folder.
+        scores_as: Value of ``architectures`` for reward models, where it is not the usual one.
     """
 
     name: str
@@ -73,6 +74,13 @@ class Family:
     ignored: tuple[str, ...] = ()
     inner: str | None = None
     renamed: tuple[tuple[str, str], ...] = ()
+    scores_as: str | None = None
+
+    @property
+    def scoring_architecture(self) -> str:
+        """Value of ``architectures`` for a reward model of the family."""
+        usual = self.architectures[0].replace("ForCausalLM", "ForSequenceClassification")
+        return self.scores_as or usual
 
     def from_hf(self, config: Mapping[str, Any], problems: list[str]) -> DecoderConfig | None:
         """Read a ``config.json``; None when problems were found, which are added to the list."""

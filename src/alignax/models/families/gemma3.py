@@ -106,4 +106,5 @@ GEMMA3 = Family(
         ("model.language_model.", "model."),
         ("language_model.lm_head.", "lm_head."),
     ),
+    scores_as="Gemma3TextForSequenceClassification",
 )  # fmt: skip

@@ -71,7 +71,9 @@ def outer_names(config: DecoderConfig) -> list[TensorName]:
             gguf_shift=config.norm_offset,
         ),
     ]
-    if not config.tie_embeddings:
+    if config.scores:
+        names.append(TensorName("score.weight", "score.weight", "cls.output.weight"))
+    elif not config.tie_embeddings:
         names.append(TensorName("lm_head.weight", "lm_head.weight", "output.weight"))
     return names
 
