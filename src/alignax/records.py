@@ -310,6 +310,7 @@ class RunReport:
         fingerprints: As in ``fingerprints.json``.
         exports: What was written below ``export/``, with its checks.
         profile: As in ``profile.json``; empty if nothing was traced.
+        gate: As in ``gate.json``; empty if no goals were checked.
     """
 
     title: str
@@ -328,3 +329,4 @@ class RunReport:
     fingerprints: dict[str, Any] = field(default_factory=dict)
     exports: list[dict[str, Any]] = field(default_factory=list)
     profile: dict[str, Any] = field(default_factory=dict)
+    gate: dict[str, Any] = field(default_factory=dict)

@@ -6,7 +6,8 @@ import json
 import pytest
 
 from alignax.cli.prompts import read_prompts
-from alignax.errors import DataError
+from alignax.errors import AlignaxError, DataError
+from tests.cli.tiny_model import alignax
 
 ASKED = {"role": "user", "content": "Is tea hot?"}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
@@ -72,3 +73,16 @@ def test_a_missing_file_and_a_folder(tmp_path):
     for path in (tmp_path / "none.txt", tmp_path / "none.jsonl", tmp_path):
         with pytest.raises(DataError, match="cannot read"):
             read_prompts(str(path))
+
+
+def test_answers_in_the_form_of_alpaca_eval(dpo_run, tmp_path):
+    file = tmp_path / "model_outputs.json"
+    words = ("generate", "--model", dpo_run, "--prompt", "Is tea hot?", "--max-new-tokens", "2")
+    assert alignax(*words, "--form", "alpaca-eval", "--output", file) == 0
+    (record,) = json.loads(file.read_text())
+    assert record["instruction"] == "Is tea hot?"
+    assert record["generator"] == dpo_run.name
+    assert set(record) == {"instruction", "output", "generator"}
+    for wrong in (("--form", "alpaca-eval"), ("--generator", "x", "--output", tmp_path / "o")):
+        with pytest.raises(AlignaxError):
+            alignax(*words, *wrong)

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answer prompts; JSON lines go to stdout or to a file.
+r"""Answer prompts; JSON lines go to stdout or to a file.
 
   alignax generate --model runs/first --prompt "How do I boil an egg?"
   alignax generate --model FOLDER --adapter runs/first --prompts prompts.jsonl --output out.jsonl
+  alignax generate --model runs/first --prompts alpaca_eval.json --form alpaca-eval \
+      --output model_outputs.json
 
 A prompts file holds rows (JSON, CSV, Parquet) with `prompt` (text or chat turns) or `messages`, or
-plain text lines. The prompt ends exactly where training's boundary lies.
+plain text lines. The prompt ends exactly where training's boundary lies. `--form alpaca-eval`
+writes a JSON list as AlpacaEval reads it (instruction, output, generator).
 """
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from alignax.cli.options import Parser, add_settings, require, settings_of
 from alignax.errors import RunError, UsageError
-from alignax.files import write_lines
+from alignax.files import write_json, write_lines
 from alignax.generate.choice import Choice
 
 PROMPT_SETTINGS = (
@@ -29,6 +33,9 @@ def add_arguments(parser: Parser) -> None:
     add_sampling(parser)
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="prompts at once")
     parser.add_argument("--json", action="store_true", help="print JSON lines (as to a file)")
+    parser.add_argument("--form", choices=("lines", "alpaca-eval"), default="lines",
+                        help="form of the output file")  # fmt: skip
+    parser.add_argument("--generator", metavar="NAME", help="alpaca-eval: name of the model")
     parser.add_argument("--force", action="store_true", help="replace an existing output file")
     add_settings(parser, "output", "model.", *PROMPT_SETTINGS)
 
@@ -90,9 +97,7 @@ def main(arguments: argparse.Namespace) -> int:
     choice = choice_of(arguments)
     if not arguments.prompt and not arguments.prompts:
         raise UsageError("no prompts", hint='give --prompt "…" or --prompts FILE')
-    target = Path(recipe.output) if recipe.output else None
-    if target is not None and target.exists() and not arguments.force:
-        raise RunError(f"{target} exists; nothing was written", hint="--force replaces it")
+    target = target_of(arguments, recipe.output)
     from alignax.cli import terminal
     from alignax.cli.answering import open_sampler
     from alignax.cli.from_run import with_run_settings
@@ -100,6 +105,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     prompts = [Prompt(text) for text in arguments.prompt]
     prompts += read_prompts(arguments.prompts) if arguments.prompts else []
+    named = Path(recipe.model.adapter or recipe.model.path).name
     recipe = with_run_settings(recipe)
     sampler, encoder = open_sampler(recipe, batch_size=arguments.batch_size)
     plain = recipe.data.render == "text"
@@ -128,10 +134,41 @@ def main(arguments: argparse.Namespace) -> int:
         for prompt, a in zip(asked, answers, strict=True)
     ]  # fmt: skip
     if target is not None:
-        write_lines(target, records)
+        if arguments.form == "alpaca-eval":
+            write_json(target, as_official(records, arguments.generator or named))
+        else:
+            write_lines(target, records)
         terminal.say(f"{len(records)} answers: {target}")
     elif arguments.json or arguments.prompts:
         terminal.write_lines(records)
     else:
         terminal.show_answers(records)
     return 0
+
+
+def target_of(arguments: argparse.Namespace, output: str) -> Path | None:
+    """Check the flags that say where answers go.
+
+    Raises:
+        RunError: The file exists.
+        UsageError: A flag that would have no effect.
+    """
+    official = arguments.form == "alpaca-eval"
+    if official and not output:
+        raise UsageError("--form alpaca-eval writes a file", hint="name one with --output")
+    if arguments.generator and not official:
+        raise UsageError("--generator has no effect without --form alpaca-eval")
+    target = Path(output) if output else None
+    if target is not None and target.exists() and not arguments.force:
+        raise RunError(f"{target} exists; nothing was written", hint="--force replaces it")
+    return target
+
+
+def as_official(records: list[dict[str, Any]], generator: str) -> list[dict[str, Any]]:
+    """Write answers as AlpacaEval's ``model_outputs.json`` does."""
+    from alignax.cli.outputs import as_text
+
+    return [
+        {"instruction": as_text(r["prompt"]), "output": r["text"], "generator": generator}
+        for r in records
+    ]

@@ -15,10 +15,10 @@ FORMS = "reward:MODEL, model:MODEL, rules:FILE or openai:MODEL"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def add_judge_flags(parser: Parser) -> None:
+def add_judge_flags(parser: Parser, *, required: bool = True) -> None:
     """Add the flags that choose a judge and its limits."""
     group = parser.add_argument_group("judge")
-    group.add_argument("--judge", required=True, metavar="JUDGE", help=FORMS)
+    group.add_argument("--judge", required=required, metavar="JUDGE", help=FORMS)
     group.add_argument("--base-url", metavar="URL", help="openai: address, up to /v1")
     group.add_argument("--workers", type=int, default=8, metavar="N", help="calls at a time")
     group.add_argument("--per-minute", type=float, metavar="X", help="calls a minute at most")

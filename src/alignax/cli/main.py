@@ -29,6 +29,7 @@ VERBS = {
     "chat": "talk to a model in the terminal",
     "serve": "answer over HTTP as OpenAI's endpoints do",
     "evaluate": "measure a model on held-out rows",
+    "gate": "compare a run with its start, goal by goal",
     "export": "write a run's adapter and merged model, and check them",
     "report": "write a run's report anew",
     "env": "print versions and devices, for bug reports",

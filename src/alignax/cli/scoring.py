@@ -21,7 +21,13 @@ from alignax.train.reference import build_score_step, score_rows
 
 
 def score_examples(
-    policy: Policy, recipe: Recipe, rows: ExampleSource, lengths: np.ndarray, *, title: str = "rows"
+    policy: Policy,
+    recipe: Recipe,
+    rows: ExampleSource,
+    lengths: np.ndarray,
+    *,
+    title: str = "rows",
+    adapter: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Score the answers of encoded examples in one pass of packed rows.
 
@@ -31,6 +37,7 @@ def score_examples(
         rows: The examples.
         lengths: [n, 1 + s] tokens of each prompt and its answers.
         title: What the bar is called.
+        adapter: Whether the adapter takes part.
 
     Returns:
         [n, s] log-probs or rewards, and [n, s] scored tokens.
@@ -49,7 +56,7 @@ def score_examples(
         rows=recipe.mesh.data * recipe.mesh.fsdp,
     )
     network, _ = with_attention(network, policy, recipe.model, plan.shape.t)
-    step = build_score_step(network, adapter=True)
+    step = build_score_step(network, adapter=adapter)
     with terminal.progress(title, len(lengths)) as advance:
         batches = (place_batch(b, policy.mesh) for _, b in step_batches(rows, plan))
         return score_rows(step, weights, batches, len(lengths), answers, advance)

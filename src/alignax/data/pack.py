@@ -18,7 +18,7 @@ from alignax.records import EncodedExample, PackedBatch
 class ExampleSource(Protocol):
     """What the packer needs of a data set."""
 
-    def __getitem__(self, index: int) -> EncodedExample:
+    def __getitem__(self, index: int, /) -> EncodedExample:
         """Return one example."""
         ...
 

@@ -49,9 +49,13 @@ def with_padding(
     Raises:
         RunError: All of its special tokens end answers.
     """
-    named = (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id)
-    fitting = [i for i in (*named, *tokenizer.all_special_ids) if i is not None]
-    fitting = [i for i in fitting if i not in stop_ids]
+    named: tuple[Any, ...] = (
+        tokenizer.pad_token_id,
+        tokenizer.unk_token_id,
+        tokenizer.bos_token_id,
+    )
+    known = (*named, *tokenizer.all_special_ids)
+    fitting = [i for i in known if i is not None and i not in stop_ids]
     if not fitting:
         raise RunError(
             f"no special token is left for padding: all of {tokenizer.all_special_tokens} may end "
@@ -59,7 +63,7 @@ def with_padding(
             hint="give the tokenizer a padding token of its own",
         )
     tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(fitting[0])
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(int(fitting[0]))
     return tokenizer
 
 

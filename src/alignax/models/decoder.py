@@ -72,7 +72,7 @@ class Embedding(nnx.Module):
 
     def __init__(self, vocab_size: int, width: int, dtype: Any):
         """Allocate zeros."""
-        self.weight = nnx.Param(jnp.zeros((vocab_size, width), dtype))
+        self.weight: nnx.Variable[Array] = nnx.Param(jnp.zeros((vocab_size, width), dtype))
 
 
 class Layers(nnx.Module):

@@ -76,7 +76,8 @@ def text_rewards(model: Decoder, texts: Sequence[Sequence[int]]) -> np.ndarray:
     used = (np.arange(rows.shape[1]) < lengths[:, None]).astype(np.int32)
     positions = np.broadcast_to(np.arange(rows.shape[1], dtype=np.int32), rows.shape)
     no_tiles = np.full((len(texts), 1, 2), -1, np.int32)
-    hidden = model.hidden(rows, positions, used, 0 * used, no_tiles, attention="dense")
+    arrays = map(jnp.asarray, (rows, positions, used, np.zeros_like(used), no_tiles))
+    hidden = model.hidden(*arrays, attention="dense")
     assert model.score is not None
     last = hidden[np.arange(len(texts)), lengths - 1].astype(jnp.float32)
     return np.asarray(last @ model.score.weight[0].astype(jnp.float32))

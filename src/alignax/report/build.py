@@ -59,6 +59,7 @@ def build_report(run_dir: str | Path) -> RunReport:
         fingerprints=fingerprints,
         exports=list(summary.get("exports") or []),
         profile=_optional(folder / "profile.json"),
+        gate=_optional(folder / "gate.json"),
     )
 
 

@@ -28,6 +28,7 @@ def render(report: RunReport) -> str:
         _head(report),
         section("How training went", _charts(report)),
         section("Held-out evaluations", _evaluations(report)),
+        section("Goals", tables.goals(report.gate) if report.gate else ""),
         section("The same prompts, before and after", _samples(report)),
         section("What the rows are like", _audit(report)),
         section("Exported", tables.exports(report.exports) if report.exports else ""),

@@ -190,6 +190,23 @@ def events(records: Sequence[Mapping[str, Any]]) -> str:
     return table(["step", "event", "what happened"], rows)
 
 
+def goals(gate: Mapping[str, Any]) -> str:
+    """Show every goal that was measured, and whether it is reached."""
+    rows = []
+    for goal in gate["goals"]:
+        if goal["status"] == "not measured":
+            continue
+        value = text(goal["value"])
+        if goal.get("low") is not None:
+            value += f"<small>{text(goal['low'])} to {text(goal['high'])}</small>"
+        status = text(goal["status"]) + ("" if goal["certain"] else " (not certain)")
+        name = f"{words(goal['name'])}<small>{text(goal.get('about') or '')}</small>"
+        rows.append(("", [name, text(goal["before"]), value, text(goal["goal"]), status]))
+    judge = gate.get("judge")
+    note = f"<p>Win rate by {text(judge)}.</p>" if judge else ""
+    return table(["measure", "before", "after", "goal", ""], rows) + note
+
+
 def exports(records: Sequence[Mapping[str, Any]]) -> str:
     """Show the exported forms with their checks."""
     rows = []
