@@ -136,7 +136,7 @@ class Alternatives:
         return cls(tuple(filled), choice.index)
 
     @property
-    def kind(self) -> Literal["pair", "sft"]:
+    def kind(self) -> Literal["pair", "sft", "reward"]:
         """Which records they read."""
         return self.objectives[0].kind
 
