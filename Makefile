@@ -18,7 +18,7 @@ OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 PIP := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-parity check bench bench-peers bench-scaling clean
+.PHONY: help setup quickstart test test-parity check faults fuzz bench bench-peers bench-scaling clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 21
@@ -39,6 +39,12 @@ check: setup  ## format, lint, types, layers and budgets
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/pyright
 	$(VENV)/bin/python -m pytest tests/test_layers.py tests/test_budgets.py
+
+faults: setup  ## kill runs 50 times at random moments and compare what comes out (15 minutes)
+	$(OFFLINE) $(VENV)/bin/python -m tests.faults.kills $(ARGS)
+
+fuzz: setup  ## run thousands of odd inputs through every reader (20 minutes)
+	$(OFFLINE) $(VENV)/bin/python -m pytest tests/fuzz --hypothesis-profile fuzz $(ARGS)
 
 bench: setup  ## measure a training step on this machine
 	$(VENV)/bin/python -m benchmarks.step

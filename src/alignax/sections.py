@@ -123,6 +123,13 @@ class KLGuard(Section):
     )
 
 
+class KLBudgetGuard(Section):
+    """KL(policy ‖ reference) of a whole held-out answer, on average: what a run may spend."""
+
+    action: Action = Field(default="stop", description="none, warn, rollback or stop")
+    nats: float | None = Field(default=None, gt=0, description="the budget; none: no limit")
+
+
 class LossGuard(Section):
     """A training loss that runs away."""
 
@@ -137,6 +144,9 @@ class GradientGuard(Section):
     action: Action = Field(default="warn", description="none, warn, rollback or stop")
     deviations: float = Field(default=10.0, gt=0, description="robust deviations above the median")
     window: int = Field(default=16, ge=4, description="steps before it that it is compared with")
+    clip_share: float | None = Field(
+        default=None, ge=0, lt=1, description="share of a window's steps that may be clipped"
+    )
 
 
 class DisplacementGuard(Section):
@@ -154,10 +164,33 @@ class OverfitGuard(Section):
     patience: int = Field(default=3, ge=1, description="evaluations in a row")
 
 
+class ThroughputGuard(Section):
+    """Steps that take longer than they did."""
+
+    action: Literal["none", "warn", "stop"] = Field(
+        default="warn", description="none, warn or stop"
+    )
+    factor: float = Field(default=2.0, gt=1, description="multiple of the median time before")
+    window: int = Field(default=16, ge=4, description="steps whose median counts")
+
+
+class MemoryGuard(Section):
+    """Host memory that grows from step to step."""
+
+    action: Literal["none", "warn", "stop"] = Field(
+        default="warn", description="none, warn or stop"
+    )
+    share: float = Field(default=0.2, gt=0, description="growth over the window, of its start")
+    window: int = Field(default=64, ge=8, le=256, description="steps that are looked at")
+
+
 class FiniteGuard(Section):
     """A loss or gradient that is not a number; that update is never applied."""
 
     action: Literal["rollback", "stop"] = Field(default="rollback", description="rollback or stop")
+    skips: int = Field(
+        default=3, ge=0, description="steps that are left out before the action is taken"
+    )
 
 
 class GuardsSection(Section):
@@ -165,13 +198,23 @@ class GuardsSection(Section):
 
     finite: FiniteGuard = FiniteGuard()
     kl: KLGuard = KLGuard()
+    kl_budget: KLBudgetGuard = KLBudgetGuard()
     loss: LossGuard = LossGuard()
     gradient: GradientGuard = GradientGuard()
     displacement: DisplacementGuard = DisplacementGuard()
     overfit: OverfitGuard = OverfitGuard()
+    throughput: ThroughputGuard = ThroughputGuard()
+    memory: MemoryGuard = MemoryGuard()
     max_rollbacks: int = Field(
         default=2, ge=0, description="rollbacks after which a run ends with exit code 3"
     )
     rate_factor: float = Field(
         default=0.1, gt=0, le=1, description="learning rate after a rollback, times this"
+    )
+    beta_factor: float = Field(
+        default=1.0, gt=0, description="loss.beta after a rollback, times this"
+    )
+    skip_batches: bool = Field(
+        default=False,
+        description="leave the batches that led to a rollback out when their steps come again",
     )

@@ -163,6 +163,24 @@ def test_killed_run_continues_bit_for_bit(tiny, straight, words):
     assert index["last"] == 20
 
 
+def test_killed_while_tokenising_in_the_reference_pass_and_in_the_export(
+    tiny, words, straight, monkeypatch
+):
+    """Neither the cache nor the run needs a hand afterwards."""
+    run = tiny / "runs" / "killed_outside_the_steps"
+    words = tuple("cache" if word == "frozen_copy" else word for word in words)
+    monkeypatch.setenv("ALIGNAX_CACHE", str(tiny / "fresh_cache"))
+    for moment, more in (("tokenise:", ()), ("reference:", ()), ("export:", ())):
+        process = in_process_that_is_killed("SIGKILL", moment, words, run, *more)
+        assert process.returncode == -signal.SIGKILL, (moment, process.stderr)
+        assert (run / "recipe.yaml").exists() == (moment == "export:")
+    assert not (run / "summary.json").exists()
+    assert alignax(*words, "--output", run, "--train.resume") == 0
+    whole = tiny / "runs" / "undisturbed"
+    assert alignax(*words, "--output", whole) == 0
+    assert_same_run(run, whole)
+
+
 def test_other_rows_are_refused_with_both_fingerprints(stopped, words, tiny):
     run = stopped[0]
     stored = json.loads((run / "fingerprints.json").read_text())

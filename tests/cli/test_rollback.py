@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from alignax.errors import StoppedByGuard
+from alignax.errors import StoppedByGuard, UsageError
 from tests.cli.tiny_model import QUICK, alignax, read_lines
 
 LONG = {
@@ -80,6 +80,26 @@ def test_the_run_after_a_rollback_is_the_slow_run(runs):
     )
     for name, tensor in one.items():
         np.testing.assert_allclose(tensor, two[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_beta_can_be_raised_and_batches_left_out(tiny, tmp_path, runs):
+    """Both are off by default, and a stopped run that goes on knows them."""
+    run = tmp_path / "tied"
+    flags = words(
+        tiny, run, kl__top=str(runs[2]), kl__rise="1e9", beta_factor="4", skip_batches="true"
+    )
+    assert alignax("dpo", *flags, "--optimizer.learning_rate", "3e-2") == 0
+    (done,) = json.loads((run / "rollbacks.json").read_text())["rollbacks"]
+    assert done["passed_over"] == list(range(1, done["at_step"] + 1))
+    told = "learning rate times 0.1, beta times 4, batches of steps 1 to 2 left out from here on"
+    assert told in done["line"]
+    trained = {m["step"]: m for m in read_lines(run / "metrics.jsonl") if m["kind"] == "train"}
+    assert list(trained) == list(range(done["at_step"] + 1, 9))
+    slow = {m["step"]: m for m in read_lines(runs[1] / "metrics.jsonl") if m["kind"] == "train"}
+    assert trained[8]["learning_rate"] == slow[8]["learning_rate"]
+    plain = words(tiny, tmp_path / "none", beta_factor="2")
+    with pytest.raises(UsageError, match="ineffective options: --guards.beta_factor"):
+        alignax("sft", *plain)
 
 
 def test_what_cannot_be_saved_ends_with_the_best_healthy_checkpoint(tiny, tmp_path):

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every guard keeps still on a good trace, and names metric, value, limit and step on a bad one."""
 
+import math
+
 import pytest
 
 from alignax.guards import GUARDS, kl
 from alignax.guards.base import Finding, Trace
-from alignax.sections import GuardsSection
+from alignax.sections import GradientGuard, GuardsSection, KLBudgetGuard
 
-SETTINGS = GuardsSection()
+SETTINGS = GuardsSection(kl_budget=KLBudgetGuard(nats=5.0), gradient=GradientGuard(clip_share=0.9))
+"""Defaults, and limits where there is none by default."""
 
 
 def evals(**columns):
@@ -25,15 +28,31 @@ def steps(start_loss=0.7, **columns):
 
 
 GOOD = {
+    "finite": [evals(**{"loss": [0.7, 0.6], "kl/token": [0.0, 0.1]}), evals(accuracy=[math.nan])],
     "kl": [
         evals(**{"kl/token": [0.0, 0.001, 0.02, 0.04, 0.09]}),
         evals(loss=[0.7, 0.6]),
+    ],
+    "kl_budget": [evals(**{"kl/answer": [0.0, 3.0, 4.9]}), evals(loss=[0.7])],
+    "throughput": [
+        steps(seconds=[60.0] + [1.0, 1.1] * 30 + [1.5] * 3),  # one that compiles
+        steps(seconds=[1.0] * 16 + [1.9] * 16),
+        steps(seconds=[1.0] * 40 + [9.0] * 5 + [1.0] * 3),
+    ],
+    "memory": [
+        steps(host_gib=[2.0, 2.1] * 32),
+        steps(host_gib=[2.0] * 30 + [3.0] * 34),  # an evaluation that needs its own once
+        steps(host_gib=[2.0 + 0.001 * n for n in range(64)]),
     ],
     "loss": [
         steps(loss=[0.69, 0.7, 0.5, 9.0, 0.6, 0.6, 0.5, 0.4, 0.3]),
         steps(loss=[9.0] * 7),
     ],
-    "gradient": [steps(grad_norm=[1.0, 1.2, 0.9, 1.1] * 5), steps(grad_norm=[1.0] * 17)],
+    "gradient": [
+        steps(grad_norm=[5.0] * 32, clipped=[1.0, 0.0] * 16),
+        steps(grad_norm=[1.0, 1.2, 0.9, 1.1] * 5),
+        steps(grad_norm=[1.0] * 17),
+    ],
     "displacement": [
         evals(margin=[0.0, 0.5], chosen_logratio=[0.0, -0.1]),
         evals(margin=[0.0, -0.5], chosen_logratio=[0.0, -3.0]),
@@ -41,14 +60,33 @@ GOOD = {
     "overfit": [evals(loss=[0.7, 0.6, 0.59, 0.61, 0.6]), evals(loss=[0.7, 0.5, 0.8, 0.52])],
 }
 BAD = {
+    "finite": [
+        (evals(loss=[0.7, math.inf]), ("loss", math.inf, math.inf, 10)),
+        (evals(**{"loss": [0.7], "kl/token": [-math.inf]}), ("kl/token", -math.inf, math.inf, 0)),
+    ],
     "kl": [
         (evals(**{"kl/token": [0.0, 0.05, 0.11]}), ("kl/token", 0.11, 0.1, 20)),
         (evals(**{"kl/token": [0.0, 0.006, 0.08]}), ("kl/token", 0.08, 0.06, 20)),
+    ],
+    "kl_budget": [(evals(**{"kl/answer": [0.0, 5.5]}), ("kl/answer", 5.5, 5.0, 10))],
+    "throughput": [
+        (steps(seconds=[1.0] * 32 + [2.5, 3.0] * 8), ("seconds", 2.75, 2.0, 48)),
+    ],
+    "memory": [
+        (
+            steps(host_gib=[2.0 + 0.01 * n for n in range(64)]),
+            ("host_gib", pytest.approx(2.555), 1.2 * 2.075, 64),
+        )
     ],
     "loss": [(steps(loss=[0.7] * 3 + [2.0] * 5), ("loss", 2.0, 1.4, 8))],
     "gradient": [
         (steps(grad_norm=[1.0] * 16 + [4.0]), ("grad_norm", 4.0, 2.0, 17)),
         (steps(grad_norm=[1.0] * 16 + [0.0]), ("grad_norm", 0.0, 0.0, 17)),
+        (steps(grad_norm=[1.0, 0.0]), ("grad_norm", 0.0, 0.0, 2)),
+        (
+            steps(grad_norm=[5.0] * 32, clipped=[0.0] * 17 + [1.0] * 15),
+            ("clip_share", 15 / 16, 0.9, 32),
+        ),
     ],
     "displacement": [
         (
@@ -62,8 +100,8 @@ BAD = {
 
 def test_every_guard_has_a_section_and_both_traces():
     assert set(GUARDS) == set(GOOD) == set(BAD)
-    numbers = {"max_rollbacks", "rate_factor"}
-    assert set(GUARDS) | {"finite"} == set(GuardsSection.model_fields) - numbers
+    numbers = {"max_rollbacks", "rate_factor", "beta_factor", "skip_batches"}
+    assert set(GUARDS) == set(GuardsSection.model_fields) - numbers
 
 
 @pytest.mark.parametrize(("name", "trace"), [(n, t) for n, traces in GOOD.items() for t in traces])

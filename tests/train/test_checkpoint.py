@@ -68,6 +68,41 @@ def test_torn_saves_are_ignored_named_once_and_replaced(tmp_path):
     np.testing.assert_array_equal(opened(tmp_path).restore(10, state(0))["w"], state(99)["w"])
 
 
+@pytest.mark.parametrize("damage", ["flipped", "missing"])
+def test_a_damaged_checkpoint_is_known_by_its_checksum(tmp_path, damage):
+    """The one before it is used; it is said once."""
+    checkpoints = opened(tmp_path)
+    checkpoints.save(8, state(8), {})
+    checkpoints.save(10, state(10), {})
+    files = sorted(p for p in (tmp_path / "10").rglob("*") if p.is_file() and p.stat().st_size)
+    content = bytearray(files[-1].read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "flipped":
+        files[-1].write_bytes(content)
+    else:
+        files[0].unlink()
+    again = opened(tmp_path)
+    assert (again.discarded, again.steps) == (["10"], [8])
+    np.testing.assert_array_equal(again.restore(8, state(0))["w"], state(8)["w"])
+    assert opened(tmp_path).discarded == []
+
+
+def test_a_save_without_room_is_not_begun(tmp_path, monkeypatch):
+    checkpoints = opened(tmp_path)
+    checkpoints.save(8, state(8), {})
+    before = sorted(tmp_path.rglob("*"))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
+    with pytest.raises(RunError, match=r"step 10 was not saved in .*nothing was begun") as caught:
+        checkpoints.save(10, state(10), {})
+    assert "saved before: 8" in str(caught.value)
+    assert "--train.resume" in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+    monkeypatch.undo()
+    checkpoints.save(10, state(10), {})
+    assert opened(tmp_path).steps == [8, 10]
+
+
 def test_readers_change_nothing_and_see_whole_steps_only(tmp_path):
     checkpoints = opened(tmp_path)
     checkpoints.save(8, state(8), {"metrics": {"loss": 0.5}})

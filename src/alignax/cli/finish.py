@@ -10,7 +10,7 @@ from flax import nnx
 
 from alignax.cli import terminal
 from alignax.cli.loading import Policy, build_encoder
-from alignax.cli.run_folder import RunFolder
+from alignax.cli.run_folder import RunFolder, rollback_count
 from alignax.cli.run_lock import writing
 from alignax.cli.setup import Setup, build_objective, load_start, start_state, take_apart
 from alignax.cli.training import model_with, run
@@ -138,9 +138,10 @@ def train_and_export(setup: Setup) -> dict[str, Any]:
     write_json(setup.folder.summary_file, summary)
     write_report(setup.folder)
     if result.stopped is not None:
+        done = rollback_count(setup.folder)
+        how = f"given up after {done} rollbacks" if done else "the run was ended"
         raise StoppedByGuard(
-            f"{result.stopped.message}; given up after {setup.recipe.guards.max_rollbacks} "
-            f"rollbacks, and step {best} was exported as the result",
+            f"{result.stopped.message}; {how}, and step {best} was exported as the result",
             problems=result.stopped.problems,
             hint=result.stopped.hint,
         )

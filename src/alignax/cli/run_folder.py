@@ -43,6 +43,7 @@ class RunFolder:
         self.best_recipe_file = self.path / "recipe.best.yaml"
         self.checkpoints = self.path / "checkpoints"
         self.samples = self.path / "samples"
+        self.faults = self.path / "faults"
         self.export = self.path / "export"
         self.tensorboard = self.path / "tensorboard"
 
@@ -186,6 +187,18 @@ def result_recipe(folder: RunFolder) -> Recipe:
 def _read_recipe(file: Path) -> Recipe:
     """Read a recipe that we wrote."""
     return build_recipe(flatten(yaml.safe_load(file.read_text(encoding="utf-8"))))
+
+
+def skipped_steps(folder: RunFolder, *, up_to: int) -> int:
+    """Count the steps of a run that were left out because they were not finite."""
+    events = read_lines(folder.path / "events.jsonl")
+    return sum(e.get("kind") == "skipped" and e.get("step", 0) <= up_to for e in events)
+
+
+def rollback_count(folder: RunFolder) -> int:
+    """Count the rollbacks of a run."""
+    file = folder.rollbacks_file
+    return len(read_json(file)["rollbacks"]) if file.exists() else 0
 
 
 def settings_that_matter(recipe: Recipe) -> dict[str, Any]:

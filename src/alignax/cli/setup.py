@@ -240,7 +240,14 @@ def build_objective(recipe: Recipe) -> Objective:
         raise UsageError(
             f"reference settings have no effect on {recipe.method}, which has no reference"
         )
-    return build_loss(name, kind=kind, **recipe.loss.model_dump(exclude={"type"}))
+    objective = build_loss(name, kind=kind, **recipe.loss.model_dump(exclude={"type"}))
+    if recipe.guards.beta_factor != 1.0 and not objective.has_beta:
+        raise UsageError(
+            f"guards.beta_factor={recipe.guards.beta_factor:g} has no effect: "
+            f"{objective.spec.name} has no beta",
+            hint="leave it out",
+        )
+    return objective
 
 
 def start_state(

@@ -184,7 +184,6 @@ def parts_of(
         frozen=frozen,
         live=setup.reference if setup.reference_plan.mode == "live" else None,
         tables=tables,
-        row_ids=setup.train.row_ids,
         place=lambda tree: place_batch(tree, setup.policy.mesh),
         evaluate=passes.evaluate,
         sample=lambda trainable, at: None,

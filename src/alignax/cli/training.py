@@ -12,10 +12,13 @@ import optax
 from flax import nnx
 
 from alignax.cli import terminal
+from alignax.cli.explaining import explainer
 from alignax.cli.main import STARTED
 from alignax.cli.passes import HeldOutPass, row_tables
+from alignax.cli.run_folder import skipped_steps
 from alignax.cli.setup import Setup, fingerprints, start_state
 from alignax.data.pipeline import step_batches
+from alignax.errors import StoppedByGuard
 from alignax.models.sharding import commit, place_batch
 from alignax.train.checkpoint import Checkpoints
 from alignax.train.compilations import Compilations
@@ -28,7 +31,7 @@ from alignax.train.selftest import check_first_loss, check_first_update
 from alignax.train.step import TrainState, build_train_step
 
 
-def first_update_check(setup: Setup) -> Callable[..., None]:
+def first_update_check(setup: Setup, rollbacks: Rollbacks) -> Callable[..., None]:
     """Make the check that the loop runs after the first update."""
     equal_start = not (
         setup.recipe.reference.start == "base" and setup.policy.adapter_hash is not None
@@ -37,7 +40,7 @@ def first_update_check(setup: Setup) -> Callable[..., None]:
 
     def check(before: TrainState, after: TrainState, values: Mapping[str, float]) -> None:
         if objective.is_plain_dpo and equal_start:
-            beta = float(objective.beta)
+            beta = float(objective.beta) * rollbacks.beta
             check_first_loss(values["loss"], beta=beta, dtype=setup.recipe.model.dtype)
         share = check_first_update(
             before.trainable, jax.device_get(after.trainable), values["grad_norm"]
@@ -86,7 +89,8 @@ class Prepared:
 
     Attributes:
         setup: Model, rows and settings.
-        step: Compiled update.
+        build_step: Makes the compiled update, with the beta of now.
+        step: The update.
         make_state: Makes the state of step 0.
         checkpoints: Where states go.
         rollbacks: Those so far.
@@ -94,6 +98,7 @@ class Prepared:
     """
 
     setup: Setup
+    build_step: Callable[[], Callable[..., Any]]
     step: Callable[..., Any]
     make_state: Callable[[], TrainState]
     checkpoints: Checkpoints
@@ -126,15 +131,20 @@ def run(setup: Setup, sample: Callable[[Any, int], None]) -> tuple[Result, Check
         try:
             result = attempt(prepared, state, evaluations, events)
             return result, checkpoints, time.monotonic() - started
+        except StoppedByGuard as stopped:
+            result = given_up(prepared, stopped, evaluations)
+            return result, checkpoints, time.monotonic() - started
         except RollBack as wanted:
             if rollbacks.exhausted:
-                result = given_up(prepared, wanted, evaluations)
+                result = given_up(prepared, wanted.stopped, evaluations)
                 return result, checkpoints, time.monotonic() - started
             to_step = undo(prepared, evaluations)
             # Noted last: a kill before this line finds the same bad end again and comes back here.
             line = rollbacks.add(wanted, to_step=to_step)
             terminal.warn(line)
             state = rollbacks.slowed(state_at(prepared, to_step))
+            if recipe.guards.beta_factor != 1.0:
+                prepared.step = prepared.build_step()
             lines = [("rollback", record["line"]) for record in rollbacks.done]
             # Files of a run that is at step 0 again begin anew.
             events = lines[-1:] if to_step else [*opening, *lines]
@@ -156,27 +166,35 @@ def prepare(
     checkpoints = Checkpoints(
         folder.checkpoints, keep=recipe.train.keep, best_metric=recipe.train.best_metric
     )
-    step = build_train_step(
-        setup.network, setup.objective, optimizer, schedule, setup.reference_plan, state
+    rollbacks = Rollbacks(folder.rollbacks_file, recipe.guards)
+    # The state itself is given away with the first update.
+    like = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
     )
-    if recipe.train.profile is not None:
-        step = ReadableStep(step)
+
+    def build_step() -> Any:
+        # Held-out figures keep the recipe's beta: those before a rollback are comparable.
+        objective = setup.objective.tied(rollbacks.beta)
+        step = build_train_step(
+            setup.network, objective, optimizer, schedule, setup.reference_plan, like
+        )
+        return step if recipe.train.profile is None else ReadableStep(step)
+
+    live = setup.reference if setup.reference_plan.mode == "live" else None
     parts = partial(
         Parts,
         frozen=frozen,
-        live=setup.reference if setup.reference_plan.mode == "live" else None,
+        live=live,
         tables=tables,
-        row_ids=setup.train.row_ids,
         place=lambda tree: place_batch(tree, setup.policy.mesh),
         evaluate=passes.evaluate if setup.held_out is not None else None,
         sample=sample,
-        after_first=first_update_check(setup),
+        after_first=first_update_check(setup, rollbacks),
+        explain=explainer(setup, frozen, live),
         record={"recipe": marks["recipe"], "total_steps": setup.plan.steps},
     )
-    rollbacks = Rollbacks(folder.rollbacks_file, recipe.guards)
-    prepared = Prepared(
-        setup, step, lambda: first_state(setup, optimizer), checkpoints, rollbacks, parts
-    )
+    make_state = partial(first_state, setup, optimizer)
+    prepared = Prepared(setup, build_step, build_step(), make_state, checkpoints, rollbacks, parts)
     return prepared, state
 
 
@@ -190,11 +208,17 @@ def attempt(
     setup, start_step = prepared.setup, int(state.step)
     hooks = build_hooks(setup, start_step, prepared.step)
     iterator = step_batches(setup.train, setup.plan, start_step=start_step)
-    watch = Watch(setup.recipe.guards, evaluations)
+    watch = Watch(
+        setup.recipe.guards,
+        evaluations,
+        clip_norm=setup.recipe.optimizer.clip_norm,
+        skipped=skipped_steps(setup.folder, up_to=start_step),
+    )
     parts = prepared.parts(
         step=watched(prepared.step, setup.compilations, hooks, start_step),
         data_state=iterator.get_state,
         watch=watch,
+        passed_over=prepared.rollbacks.passed_over,
     )
     try:
         announce(hooks, start_step, events)
@@ -232,20 +256,20 @@ def state_at(prepared: Prepared, step: int) -> TrainState:
 
 
 def given_up(
-    prepared: Prepared, wanted: RollBack, evaluations: dict[int, dict[str, float]]
+    prepared: Prepared, stopped: StoppedByGuard, evaluations: dict[int, dict[str, float]]
 ) -> Result:
-    """Take the last healthy state as the result of a run that cannot be saved.
+    """Take the last healthy state as the result of a run that a guard ended.
 
     Raises:
         StoppedByGuard: There is none.
     """
     step = prepared.checkpoints.healthy_step
     if not step:
-        raise wanted.stopped
+        raise stopped
     prepared.checkpoints.forget_after(step)
     kept = {at: values for at, values in evaluations.items() if at <= step}
     result = Result(state_at(prepared, step), step, kept)
-    result.stopped = wanted.stopped
+    result.stopped = stopped
     return result
 
 

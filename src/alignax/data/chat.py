@@ -13,9 +13,16 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from alignax.data.clock import time_limit
 from alignax.data.formats.turns import THOUGHTS, RowProblem
 from alignax.errors import DataError, UsageError
 from alignax.records import Message
+
+RENDER_SECONDS = 10.0
+"""Time in which a template must have rendered one conversation."""
+
+SPARE_CHARACTERS, RENDER_FACTOR = 1 << 20, 64
+"""A rendering may be this much longer than what was to be rendered."""
 
 QUESTION: Message = {"role": "user", "content": "hi"}
 ANSWER: Message = {"role": "assistant", "content": "okay"}
@@ -117,16 +124,25 @@ class ChatTemplate:
 
     def _apply(self, messages: Sequence[Message], tools: Sequence[Any], generation: bool) -> str:
         try:
-            return self.tokenizer.apply_chat_template(  # type: ignore[return-value]
-                [dict(m) for m in messages],
-                tools=[dict(t) for t in tools] or None,  # type: ignore[arg-type]
-                tokenize=False,
-                add_generation_prompt=generation,
-            )
+            with time_limit(RENDER_SECONDS, "the chat template"):
+                text: str = self.tokenizer.apply_chat_template(  # type: ignore[assignment]
+                    [dict(m) for m in messages],
+                    tools=[dict(t) for t in tools] or None,  # type: ignore[arg-type]
+                    tokenize=False,
+                    add_generation_prompt=generation,
+                )
         except TemplateError as error:
             raise RowProblem("template_refuses", str(error)) from error
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:
+            # A template is a stranger's program in a sandbox: whatever it dies of is its own fault.
             raise RowProblem("template_fails", f"{type(error).__name__}: {error}") from error
+
+        given = sum(len(str(part)) for part in (*messages, *tools))
+        if len(text) > SPARE_CHARACTERS + RENDER_FACTOR * given:
+            raise RowProblem(
+                "template_fails", f"it makes {len(text)} characters of {given} that it was given"
+            )
+        return text
 
     def ids(self, text: str) -> list[int]:
         """Tokenise a rendering; the template alone decides about BOS."""

@@ -4,7 +4,6 @@
 Per-row scalars only leave the device, so evaluation needs no more memory than training.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -150,7 +149,8 @@ def summarize_pairs(
     reported apart. Margin is the margin of the loss's own rewards, mostly β·(Δchosen − Δrejected).
     Perplexity is of the chosen answers. A reward model has its calibration in that place.
     ``kl/token`` is the exact KL(policy ‖ reference) over all scored tokens of both answers,
-    teacher-forced. A batch-level loss takes all rows as one batch.
+    teacher-forced; ``kl/answer`` its mean over whole answers. A batch-level loss takes all
+    rows as one batch.
 
     Args:
         scores: What the model says about the rows.
@@ -181,13 +181,15 @@ def summarize_pairs(
     if objective.kind == "reward":
         values |= calibration(margins)
     else:
-        values["perplexity"] = math.exp(-pair.policy_chosen.sum() / pair.chosen_tokens.sum())
+        nll = -pair.policy_chosen.sum() / pair.chosen_tokens.sum()
+        values["perplexity"] = float(np.exp(nll))
     if has_reference:
         chosen = pair.policy_chosen - pair.reference_chosen
         rejected = pair.policy_rejected - pair.reference_rejected
         values["chosen_logratio"] = chosen.sum() / pair.chosen_tokens.sum()
         values["rejected_logratio"] = rejected.sum() / pair.rejected_tokens.sum()
         values["kl/token"] = scores.kl.sum() / scores.tokens.sum()
+        values["kl/answer"] = scores.kl.mean()
     return {name: float(value) for name, value in values.items()}
 
 
@@ -231,5 +233,5 @@ def summarize_sft(scores: RowScores) -> dict[str, float]:
         "loss": float(loss),
         "loss_low": float(loss + spread.low),
         "loss_high": float(loss + spread.high),
-        "perplexity": math.exp(loss),
+        "perplexity": float(np.exp(loss)),
     }

@@ -9,14 +9,28 @@ and a good and a bad trace in ``tests/guards``.
 from collections.abc import Callable
 from typing import Any
 
-from alignax.guards import displacement, gradient, kl, loss, overfit
+from alignax.guards import (
+    displacement,
+    finite,
+    gradient,
+    kl,
+    kl_budget,
+    loss,
+    memory,
+    overfit,
+    throughput,
+)
 from alignax.guards.base import Finding, Trace
 
 GUARDS: dict[str, Callable[[Trace, Any], Finding | None]] = {
+    "finite": finite.check,
     "kl": kl.check,
+    "kl_budget": kl_budget.check,
     "loss": loss.check,
     "gradient": gradient.check,
     "displacement": displacement.check,
     "overfit": overfit.check,
+    "throughput": throughput.check,
+    "memory": memory.check,
 }
 """Name, as in the recipe's section ``guards`` → check of a trace under its settings."""

@@ -81,6 +81,13 @@ class Term:
         names = ("beta", "nll_weight", "kl_weight")
         return replace(self, settings=settings, **{n: bind(getattr(self, n)) for n in names})
 
+    def tied(self, factor: float) -> "Term":
+        """Multiply β, its schedule too."""
+        beta = self.beta.times(factor) if isinstance(self.beta, Schedule) else self.beta
+        if isinstance(beta, float | int):
+            beta = factor * beta
+        return replace(self, beta=beta)
+
     def losses(self, pair: PairLogps, valid_p: Bool[Array, " p"]) -> Float[Array, " p"]:
         """Compute the weighted loss of every slot; ``pair`` holds float32 [p] arrays."""
         knobs = dict(self.settings)
@@ -170,6 +177,15 @@ class Objective:
     def over(self, steps: int) -> "Objective":
         """Bind schedules to a run of so many steps."""
         return Objective(tuple(term.over(steps) for term in self.terms))
+
+    @property
+    def has_beta(self) -> bool:
+        """Whether any loss has a β."""
+        return any(term.beta is not None for term in self.terms)
+
+    def tied(self, factor: float) -> "Objective":
+        """Tie the policy more or less to its reference: β times a factor."""
+        return self if factor == 1.0 else Objective(tuple(t.tied(factor) for t in self.terms))
 
     def start_memory(self) -> dict[str, Any] | None:
         """Make what the losses carry from step to step; None if they carry nothing."""

@@ -47,6 +47,10 @@ class Schedule:
         """Bind it to a run of so many steps."""
         return replace(self, steps=steps)
 
+    def times(self, factor: float) -> "Schedule":
+        """Multiply all of its values."""
+        return replace(self, start=factor * self.start, end=factor * self.end)
+
     def __str__(self) -> str:
         """Write it as it is read."""
         over = "" if self.share == 1 else f" over {self.share:g}"

@@ -174,14 +174,7 @@ class Decoder(nnx.Module):
             attention: Key of ``models.attention.BACKENDS``.
         """
         layout = Layout(positions_bt, segments_bt, branches_bt, tiles_bm2)
-        spec = self.config.attention
-
-        def attention_of(_: Any, window: Any) -> Callable[..., Any]:
-            return lambda q, k, v: (BACKENDS[attention](q, k, v, layout, window, spec), None)
-
-        places = (positions_bt, example_lengths(self.config, positions_bt, segments_bt))
-        x, _ = self._scan(ids_bt, places, attention_of, adapter, dropout_key, remat, None)
-        return self._finish(x)
+        return _read(self, ids_bt, layout, None, adapter, dropout_key, remat, attention)[0]
 
     def decode(
         self,
@@ -262,6 +255,42 @@ class Decoder(nnx.Module):
             layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False)
         index = jnp.arange(config.layer_count)
         return jax.lax.scan(layer, x, (state, index, memory, _windows(config), tables))
+
+
+def watched(
+    model: Decoder,
+    ids_bt: Int[Array, "b t"],
+    layout: Layout,
+    watch: Callable[..., Any],
+    *,
+    dropout_key: Any = None,
+    attention: str = "tiled",
+) -> tuple[Float[Array, "b t d"], Any]:
+    """Compute what ``Decoder.hidden`` does, and look at every layer's attention.
+
+    Returns:
+        The hidden states, and what ``watch(q, k, v, values)`` gave, with a leading layer axis.
+    """
+    return _read(model, ids_bt, layout, watch, True, dropout_key, "none", attention)
+
+
+def _read(
+    model: Decoder, ids_bt: Any, layout: Layout, watch: Callable[..., Any] | None, adapter: bool,
+    dropout_key: Any, remat: str, attention: str,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Read packed rows, and watch the attention of every layer if somebody wants to."""
+    config = model.config
+
+    def attention_of(_: Any, window: Any) -> Callable[..., Any]:
+        def attend(q: Any, k: Any, v: Any) -> Any:
+            values = BACKENDS[attention](q, k, v, layout, window, config.attention)
+            return values, None if watch is None else watch(q, k, v, values)
+
+        return attend
+
+    places = layout.positions, example_lengths(config, layout.positions, layout.segments)
+    x, seen = model._scan(ids_bt, places, attention_of, adapter, dropout_key, remat, None)
+    return model._finish(x), seen
 
 
 def _windows(config: DecoderConfig) -> Any:

@@ -8,7 +8,7 @@ is found here; whether the tensors fit the configuration is for ``models.weights
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ def read_json(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{file} must hold a JSON object, got {type(content).__name__}")
@@ -114,6 +114,10 @@ def _open_shards(folder: Path) -> dict[str, FolderTensor]:
     problems: list[str] = []
     tensors: dict[str, FolderTensor] = {}
     for shard in sorted(set(names.values())):
+        if not _lies_within(shard):
+            # An index is a stranger's text: it must not make us open files of its choice.
+            problems.append(f"shard {shard!r} would lie outside the folder; it was not opened")
+            continue
         if not (folder / shard).is_file():
             count = sum(value == shard for value in names.values())
             problems.append(f"shard {shard} ({count} tensors) is missing")
@@ -128,6 +132,15 @@ def _open_shards(folder: Path) -> dict[str, FolderTensor]:
             problems=problems,
         )  # fmt: skip
     return tensors
+
+
+def _lies_within(name: str) -> bool:
+    """Tell whether a relative path stays below its folder, by its text alone.
+
+    Links inside a folder are fine: the hub's own cache consists of them.
+    """
+    path = PurePosixPath(name.replace("\\", "/"))
+    return bool(name) and "\0" not in name and not path.is_absolute() and ".." not in path.parts
 
 
 def _open_file(path: Path) -> dict[str, FolderTensor]:

@@ -38,6 +38,8 @@ _SCALARS = {
 _STRING, _ARRAY = 8, 9
 _LONGEST_NAME = 65_535
 _MOST_AXES = 4
+_DEEPEST = 8
+"""Lists in lists of metadata; real files have none."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ class _Cursor:
     def __init__(self, data: np.ndarray):
         self.view = data.data
         self.at = 0
+        self.depth = 0
 
     def take(self, count: int) -> memoryview:
         if count > len(self.view) - self.at:
@@ -186,11 +189,18 @@ class _Cursor:
 
     def array(self) -> list[Any]:
         kind, count = self.number("I"), self.number("Q")
+        if self.depth == _DEEPEST:
+            raise _Damaged(f"lists lie {_DEEPEST} deep at byte {self.at}")
+        if count > len(self.view) - self.at:
+            raise _Damaged(f"a list of {count} values is said to begin at byte {self.at}")
         if kind in _SCALARS:
             code = np.dtype(_SCALARS[kind]).newbyteorder("<")
             return np.frombuffer(self.take(count * code.itemsize), code).tolist()
         read = self.reader(kind)
-        return [read() for _ in range(count)]
+        self.depth += 1
+        values = [read() for _ in range(count)]
+        self.depth -= 1
+        return values
 
 
 def _parse(data: np.ndarray) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
@@ -234,6 +244,6 @@ def _tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], str, int, int]
     except ValueError as error:
         raise _Damaged(f"tensor {name} has the unknown storage type {number}") from error
     block, block_bytes = GGML_QUANT_SIZES[kind]
-    if shape[-1] % block:
+    if shape[-1] % block or 0 in shape:
         raise _Damaged(f"tensor {name} {shape} is no whole number of {kind.name} blocks")
     return name, shape, kind.name, offset, math.prod(shape) // block * block_bytes

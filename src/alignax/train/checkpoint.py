@@ -24,6 +24,10 @@ from alignax.files import read_json, write_json
 HIGHER_IS_BETTER = {"loss": False, "accuracy": True, "margin": True, "perplexity": False}
 
 
+ROOM = 1.1
+"""Free space that a save needs, in its own size: manifests and records are written too."""
+
+
 def named_leaves(tree: Any) -> dict[str, Any]:
     """Flatten a tree to dotted names."""
     return {
@@ -85,12 +89,13 @@ class Checkpoints:
             record: JSON-serialisable; ``record["metrics"]`` ranks the step if it holds the metric.
 
         Raises:
-            RunError: The disk refused the save; earlier checkpoints are untouched.
+            RunError: The disk refused the save, or has no room; earlier checkpoints are untouched.
         """
         saved = self.steps
         if step in saved:
             return
         metrics = record.get("metrics") or {}
+        require_room(self.folder, step, state, saved)
         if record.get("healthy"):
             self._healthy.add(step)
         try:
@@ -181,6 +186,26 @@ class Checkpoints:
         )
         leaves = [restored["state"][name] for name in wanted]
         return jax.tree.unflatten(jax.tree.structure(template), leaves)
+
+
+def require_room(folder: Path, step: int, state: Any, saved: Sequence[int]) -> None:
+    """Refuse to begin a save that cannot end.
+
+    What is needed is what the last one took; before the first, the bytes of the arrays.
+    """
+    if saved:
+        files = (folder / str(saved[-1])).rglob("*")
+        needed = sum(file.stat().st_size for file in files if file.is_file())
+    else:
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    free = shutil.disk_usage(folder).free
+    if free < needed * ROOM:
+        raise RunError(
+            f"step {step} was not saved in {folder}: it takes {needed / 2**20:.0f} MiB, "
+            f"and {free / 2**20:.0f} MiB are free; nothing was begun; "
+            f"saved before: {', '.join(map(str, saved)) or 'nothing'}",
+            hint="free disk space and go on with --train.resume",
+        )
 
 
 def require_same_leaves(stored: Mapping[str, Any], wanted: Mapping[str, Any], place: str) -> None:

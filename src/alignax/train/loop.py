@@ -5,11 +5,13 @@ Everything that differs between methods, models or front ends comes in as an arg
 """
 
 import math
+import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,10 +20,10 @@ import numpy as np
 from alignax.errors import RunError, StoppedByGuard
 from alignax.records import PackedBatch
 from alignax.train.checkpoint import Checkpoints
-from alignax.train.feed import Feed
+from alignax.train.feed import Fed, Feed
 from alignax.train.hooks import Hook
 from alignax.train.rollback import Watch
-from alignax.train.step import TrainState, step_values
+from alignax.train.step import TrainState, passed_over, step_values
 from alignax.train.variants_watch import VariantsWatch
 
 
@@ -102,7 +104,6 @@ class Parts:
         frozen: Arrays that are not trained.
         live: Weights of a live reference, or None.
         tables: [n, s] values of the training rows: cached ``"reference"`` log-probs, ``"score"``.
-        row_ids: Row id of every training row.
         place: Puts host arrays with a leading micro-batch axis onto the devices.
         evaluate: ``(trainable, step) → held-out metrics``; None without held-out rows.
         sample: ``(trainable, step)``; writes answers to the probe prompts.
@@ -110,13 +111,15 @@ class Parts:
         record: What is saved beside the state.
         data_state: State of the data iterator, saved beside the train state.
         watch: The guards of the run.
+        explain: Says what is wrong with a step that is not finite, and keeps its batch:
+            ``(state, batch fed, values)``; None where steps never are (a sweep's).
+        passed_over: Steps whose batches are left out after a rollback.
     """
 
     step: Callable[..., tuple[TrainState, dict[str, Any]]]
     frozen: Any
     live: Any
     tables: Mapping[str, np.ndarray]
-    row_ids: Sequence[str]
     place: Callable[[Any], Any]
     evaluate: Callable[[Any, int], dict[str, float]] | None
     sample: Callable[[Any, int], None]
@@ -124,6 +127,8 @@ class Parts:
     record: Mapping[str, Any]
     data_state: Callable[[], Any]
     watch: Watch | VariantsWatch
+    explain: Callable[[TrainState, Fed, Mapping[str, float]], StoppedByGuard] | None = None
+    passed_over: Set[int] = frozenset()
 
 
 @dataclass
@@ -180,22 +185,11 @@ def fit(
     feed = Feed(batches, parts.place, parts.tables, parts.data_state)
     with StopFlag().listening() as stop, feed.open():
         for fed in feed:
-            started = time.perf_counter()
-            first = jax.device_get(result.state) if fed.index == 0 else None
-            result.state, metrics = parts.step(
-                result.state, parts.frozen, parts.live, fed.placed, fed.cached
-            )
-            values = step_values(metrics)
-            seconds = fed.waited + time.perf_counter() - started
-            _require_finite(fed.index + 1, values, fed.batch, parts)
-            if first is not None:
-                parts.after_first(first, result.state, values)
+            if fed.index + 1 in parts.passed_over:
+                result.state = passed_over(result.state)
+            else:
+                _update(result, fed, parts, speed, hooks)
             result.step = fed.index + 1
-            result.seconds += seconds
-            result.waited += fed.waited
-            for hook in hooks:
-                hook.on_step(result.step, values | speed.values(fed.batch, seconds, fed.waited))
-            parts.watch.saw_step(result.step, values)
             last = result.step == cadence.total_steps
             if last or result.step % cadence.eval_steps == 0:
                 _look(result, parts, hooks)
@@ -217,18 +211,44 @@ def _record(result: Result, parts: Parts, position: Any) -> dict[str, Any]:
     return {**parts.record, "metrics": metrics, "data": position, "healthy": looked}
 
 
-def _require_finite(step: int, values: dict[str, float], batch: PackedBatch, parts: Parts) -> None:
-    """End at the first loss or gradient that is not a number; that update was not applied."""
-    if values.pop("finite"):
-        return
-    rows = [str(parts.row_ids[i]) for i in np.unique(batch.example[batch.example >= 0])]
-    stopped = StoppedByGuard(
-        f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}; "
-        "the update was not applied",
-        problems=[f"rows of the step: {', '.join(rows)}"],
-        hint="lower optimizer.learning_rate, or look at these rows with `alignax data show`",
+def _update(result: Result, fed: Fed, parts: Parts, speed: Speed, hooks: Sequence[Hook]) -> None:
+    """Do one step, and tell the listeners."""
+    started = time.perf_counter()
+    first = jax.device_get(result.state) if fed.index == 0 else None
+    result.state, metrics = parts.step(
+        result.state, parts.frozen, parts.live, fed.placed, fed.cached
     )
-    parts.watch.end("finite", stopped)
+    values = step_values(metrics)
+    seconds = fed.waited + time.perf_counter() - started
+    result.seconds += seconds
+    result.waited += fed.waited
+    if not values.pop("finite"):
+        _skip(result, fed, values, parts, hooks)
+        return
+    if first is not None:
+        parts.after_first(first, result.state, values)
+    values |= speed.values(fed.batch, seconds, fed.waited) | host_memory()
+    for hook in hooks:
+        hook.on_step(fed.index + 1, values)
+    parts.watch.saw_step(fed.index + 1, values)
+
+
+def _skip(
+    result: Result, fed: Fed, values: dict[str, float], parts: Parts, hooks: Sequence[Hook]
+) -> None:
+    """Leave out a step that is not finite, if the guard still lets it; nothing was applied.
+
+    Raises:
+        RollBack, StoppedByGuard: There were too many of them.
+    """
+    assert parts.explain is not None
+    stopped = parts.explain(result.state, fed, values)
+    words = parts.watch.skipped(fed.index + 1)
+    if words is None:
+        parts.watch.end("finite", stopped, fed.index + 1)
+    for hook in hooks:
+        hook.on_event(fed.index + 1, "skipped", f"{stopped}\n{words}")
+    result.state = passed_over(result.state)
 
 
 def _look(result: Result, parts: Parts, hooks: Sequence[Hook]) -> None:
@@ -239,6 +259,15 @@ def _look(result: Result, parts: Parts, hooks: Sequence[Hook]) -> None:
         for hook in hooks:
             hook.on_eval(result.step, values)
     parts.sample(result.state.trainable, result.step)
+
+
+def host_memory() -> dict[str, float]:
+    """Tell how much memory this process holds, in GiB, where the system says so."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return {}
+    return {"host_gib": pages * os.sysconf("SC_PAGE_SIZE") / 2**30}
 
 
 def measure_peak_flops(size: int = 1536, repeats: int = 3) -> float:

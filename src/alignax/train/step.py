@@ -119,17 +119,16 @@ def update_function(
         (``"reference"`` log-probs, ``"score"``) or is None. Metrics are ``Weighted`` sums and
         scalars. A step that is not ``finite`` leaves the state as it was.
     """
-    see = _forward_pass(network, objective, reference_plan)
+    see = forward_pass(network, objective, reference_plan)
     gradient_of = whole_batch_gradient if objective.batch_level else summed_gradient
 
     def train_step(
         state: TrainState, frozen: Any, live: Weights | None, batch: PackedBatch, cached: Any
     ) -> tuple[TrainState, dict[str, Any]]:
-        step_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         now = objective.at(state.step)
         if reference_plan.mode == "moving":
             live = network.join(state.reference, frozen)
-        keys = jax.vmap(lambda i: jax.random.fold_in(step_key, i))(jnp.arange(batch.ids.shape[0]))
+        keys = dropout_keys(state, batch.ids.shape[0])
 
         def seen_by(trainable: Any, part: Any) -> Seen:
             batch, cached, key = part
@@ -163,6 +162,29 @@ def update_function(
     return train_step
 
 
+def dropout_keys(state: TrainState, count: int) -> Any:
+    """Derive the key of each micro-batch of the step that comes next."""
+    step_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+    return jax.vmap(lambda index: jax.random.fold_in(step_key, index))(jnp.arange(count))
+
+
+def passed_over(state: TrainState) -> TrainState:
+    """Count a step that updates nothing; the learning rate's schedule counts it as well."""
+
+    def counted(count: Any) -> Any:
+        return jax.device_put(count + 1, count.sharding)
+
+    def scheduled(part: Any) -> bool:
+        return isinstance(part, optax.ScaleByScheduleState)
+
+    opt_state = jax.tree.map(
+        lambda part: part._replace(count=counted(part.count)) if scheduled(part) else part,
+        state.opt_state,
+        is_leaf=scheduled,
+    )
+    return state._replace(step=counted(state.step), opt_state=opt_state)
+
+
 def drawn_towards(trainable: Any, state: TrainState, plan: ReferencePlan) -> Any:
     """Move the reference, where it moves and when its time has come.
 
@@ -177,7 +199,7 @@ def drawn_towards(trainable: Any, state: TrainState, plan: ReferencePlan) -> Any
     )
 
 
-def _forward_pass(
+def forward_pass(
     network: Network, objective: Objective | Alternatives, reference_plan: ReferencePlan
 ) -> Callable[..., Seen]:
     """Make ``(trainable, frozen, live, batch, cached, key) → Seen``."""

@@ -113,7 +113,11 @@ class VariantsWatch:
                 hook.on_event(at, "frozen", f"{name}: {why}; {left} of {len(self.names)} go on")
         self._objections.clear()
 
-    def end(self, guard: str, stopped: StoppedByGuard) -> NoReturn:
+    def skipped(self, step: int) -> str | None:
+        """Leave no step out: a bad one freezes its variant."""
+        return None
+
+    def end(self, guard: str, stopped: StoppedByGuard, step: int) -> NoReturn:
         """End the sweep; a single variant's trouble never comes here."""
         raise stopped
 
