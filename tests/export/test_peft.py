@@ -134,7 +134,10 @@ def test_verify_refuses_a_tokenizer_that_never_stops(folder, base, trained, prom
         ({"peft_type": "IA3"}, "peft_type is 'IA3', supported is 'LORA'"),
         ({"use_dora": True}, "use_dora is True, supported is False"),
         ({"bias": "all"}, "bias is 'all', supported is 'none'"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is {'q_proj': 2}"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]"),
+        ({"rank_pattern": {"q_proj": 2}}, r"q_proj.lora_A.weight is \[4, 32\], .* says rank 2"),
+        ({"rank_pattern": {"q_(": 2}}, r"pattern 'q_\(' of an adapter cannot be read"),
+        ({"alpha_pattern": {"q_proj": -1}}, "pattern 'q_proj' of an adapter has the value -1"),
         ({"r": 5}, r"is \[4, 48\], adapter_config.json says rank 5"),
         ({"r": None}, "names no rank"),
     ],
@@ -144,6 +147,31 @@ def test_other_kinds_of_adapters_are_refused(folder, change, message):
     (folder / "adapter_config.json").write_text(json.dumps(config | change))
     with pytest.raises(ModelError, match=message):
         read_adapter(folder)
+
+
+def test_ranks_and_alphas_of_single_modules_are_honoured(folder):
+    """PEFT's patterns: every module's update, alpha / rank · B A, is what its own numbers say."""
+    config = json.loads((folder / "adapter_config.json").read_text())
+    tensors = load_file(folder / WEIGHTS)
+    narrow = "base_model.model.model.layers.1.self_attn.q_proj.lora_"
+    tensors[f"{narrow}A.weight"] = np.ascontiguousarray(tensors[f"{narrow}A.weight"][:2])
+    tensors[f"{narrow}B.weight"] = np.ascontiguousarray(tensors[f"{narrow}B.weight"][:, :2])
+    save_file(tensors, folder / WEIGHTS)
+    patterns = {
+        "rank_pattern": {r"layers\.1\.self_attn\.q_proj": 2},
+        "alpha_pattern": {"^model.layers.0.mlp.down_proj": 5, "q_proj": 12},
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config | patterns))
+    got, spec, _ = read_adapter(folder)
+    assert (spec.rank, spec.alpha) == (4, 8.0)
+    for name in tensors:
+        if ".lora_A." not in name:
+            continue
+        other = name.replace("lora_A", "lora_B")
+        alpha = 12 if "q_proj" in name else 5 if "layers.0" in name else 8
+        want = alpha / len(tensors[name]) * tensors[other] @ tensors[name]
+        np.testing.assert_allclose(spec.scale * got[other] @ got[name], want, atol=1e-6)
+        assert np.abs(want).max() > 1e-3
 
 
 def test_rank_stabilised_scale_is_kept(folder, base):

@@ -2,8 +2,8 @@
 """LoRA adapter ↔ a folder in PEFT's layout.
 
 Written folders load in PEFT as they are; folders that PEFT wrote are read as long as they are
-plain LoRA on known projections. What they adapt is taken from the tensor names, not from the
-patterns of the configuration.
+LoRA on known projections; ranks and alphas of single modules are brought to one. What they adapt is
+taken from the tensor names, not from the patterns of the configuration.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from alignax.errors import ModelError
 from alignax.export.card import RunFacts, model_card
 from alignax.export.folder import new_folder, read_manifest, write_manifest
+from alignax.export.patterns import levelled, ranks_of
 from alignax.export.tokenizer import save_tokenizer
 from alignax.files import write_json
 from alignax.models.decoder import Decoder
@@ -31,7 +32,7 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PLAIN = {
     "peft_type": "LORA", "bias": "none", "fan_in_fan_out": False, "use_dora": False,
-    "lora_bias": False, "rank_pattern": {}, "alpha_pattern": {}, "modules_to_save": None,
+    "lora_bias": False, "modules_to_save": None,
     "layers_to_transform": None, "layer_replication": None, "trainable_token_indices": None,
     "target_parameters": None,
 }  # fmt: skip
@@ -84,6 +85,8 @@ def adapter_config(lora: LoraSpec, base: str) -> dict[str, Any]:
     """Describe an adapter as PEFT does."""
     alpha = int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha
     return PLAIN | {
+        "rank_pattern": {},
+        "alpha_pattern": {},
         "auto_mapping": None,
         "base_model_name_or_path": base,
         "inference_mode": True,
@@ -118,19 +121,20 @@ def read_adapter(folder: str | Path) -> tuple[dict[str, np.ndarray], LoraSpec, s
         for key, plain in PLAIN.items()
         if config.get(key) and config[key] != plain
     ]
-    rank = config["r"]
+    ranks = ranks_of(config, tensors)
     unmatched = [name for name in sorted(tensors) if not _known(name)]
     problems += [f"not a PEFT name of a known projection: {name}" for name in unmatched]
     if not tensors:
         problems.append(f"{WEIGHTS} holds no tensors")
     problems += [
-        f"{name} is {list(tensor.shape)}, {CONFIG} says rank {rank}"
+        f"{name} is {list(tensor.shape)}, {CONFIG} says rank {ranks[name]}"
         for name, tensor in sorted(tensors.items())
-        if tensor.ndim != 2 or tensor.shape[0 if ".lora_A." in name else 1] != rank
+        if tensor.ndim != 2 or tensor.shape[0 if ".lora_A." in name else 1] != ranks[name]
     ]
     if problems:
         raise ModelError(f"adapter {folder} cannot be used", problems=problems)
-    alpha = float(config.get("lora_alpha", rank))
+    tensors, rank = levelled(config, tensors)
+    alpha = float(config.get("lora_alpha", config["r"]))
     found = {match["name"] for name in tensors if (match := _NAME.fullmatch(name))}
     targets = tuple(name for name in BLOCKS if name in found)
     dropout, rslora = float(config.get("lora_dropout", 0.0)), bool(config.get("use_rslora"))
