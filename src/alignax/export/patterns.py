@@ -46,7 +46,7 @@ def module_value(patterns: Mapping[str, Any], tensor: str, default: Any) -> Any:
 def ranks_of(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> dict[str, int]:
     """Tensor → the rank that the configuration gives it."""
     patterns = config.get("rank_pattern") or {}
-    return {name: module_value(patterns, name, config["r"]) for name in tensors}
+    return {name: int(module_value(patterns, name, config["r"])) for name in tensors}
 
 
 def levelled(
