@@ -54,7 +54,7 @@ def keep_evidence(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as stream:
-            np.savez(stream, **arrays)
+            np.savez(stream, **arrays)  # type: ignore[arg-type]
         partial.replace(file)
     except OSError as error:
         partial.unlink(missing_ok=True)
