@@ -18,7 +18,7 @@ OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 PIP := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-parity check faults fuzz bench bench-peers bench-scaling clean
+.PHONY: help setup quickstart test test-parity check faults fuzz bench bench-peers bench-scaling bench-sweep clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 21
@@ -54,6 +54,9 @@ bench-peers: setup $(TRL)/.installed $(TUNIX)/.installed  ## compare with TRL an
 
 bench-scaling: setup  ## measure how time and memory grow (15 minutes)
 	$(VENV)/bin/python -m benchmarks.scaling $(ARGS)
+
+bench-sweep: setup  ## compare one sweep with as many separate runs (ten minutes; ARGS='--variants 8')
+	$(VENV)/bin/python -m benchmarks.sweep $(ARGS)
 
 clean:  ## remove environments and caches (runs stay)
 	rm -rf $(VENV) $(PARITY) $(TRL) $(TUNIX) .cache .pytest_cache .ruff_cache build src/*.egg-info

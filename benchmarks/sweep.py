@@ -51,7 +51,7 @@ def shared_words(options: argparse.Namespace) -> list[str]:
 
 
 def timed(words: list[str], cache: Path) -> dict[str, float]:
-    """Run one command with a cache folder; seconds and GiB at the peak."""
+    """Run one command with a cache folder: seconds, those of processors, GiB at the peak."""
     environment = os.environ | {
         "ALIGNAX_CACHE": str(cache),
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
@@ -66,7 +66,11 @@ def timed(words: list[str], cache: Path) -> dict[str, float]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"failed with {process.returncode}: alignax {' '.join(words)}")
-    return {"seconds": time.perf_counter() - started, "rss_gib": usage.ru_maxrss / 2**20}
+    return {
+        "seconds": time.perf_counter() - started,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "rss_gib": usage.ru_maxrss / 2**20,
+    }
 
 
 def grid_words(count: int) -> list[str]:
@@ -96,7 +100,10 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     ]
     first, swept, second = runs
     found = json.loads((folder / "sweep" / "sweep.json").read_text(encoding="utf-8"))
-    separate = first["seconds"] + (options.variants - 1) * second["seconds"]
+    apart_by = {
+        unit: first[unit] + (options.variants - 1) * second[unit]
+        for unit in ("seconds", "cpu_seconds")
+    }
     return {
         "variants": options.variants,
         "together": found["together"],
@@ -104,8 +111,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "first": first,
         "second": second,
         "sweep": swept,
-        "separate_seconds": separate,
-        "time_ratio": swept["seconds"] / separate,
+        "separate": apart_by,
+        "time_ratio": {unit: swept[unit] / apart for unit, apart in apart_by.items()},
         "memory_ratio": swept["rss_gib"] / max(first["rss_gib"], second["rss_gib"]),
         "sweep_step_seconds": found["step_seconds"],
         "pair_variants_per_s": options.variants

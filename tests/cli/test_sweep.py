@@ -126,7 +126,8 @@ def test_the_best_recipe_is_a_run_of_its_own(sweep, capsys):
 
 def test_bad_variants_freeze_and_the_others_go_on(tiny, tmp_path, capsys):
     run = tmp_path / "run"
-    rates = ("--grid", "optimizer.learning_rate=1e-3,3,1e30", "--guards.kl.top", "0.5")
+    rates = ("--grid", "optimizer.learning_rate=1e-3,3,1e30", "--guards.kl.top", "0.5",
+             "--guards.kl.action", "stop")  # fmt: skip
     short = [w for w in SHORT if w not in ("--optimizer.learning_rate", "1e-2")]
     capsys.readouterr()
     assert alignax(*words(tiny, run), *short, *rates, "--json") == 0

@@ -160,6 +160,20 @@ def test_losses_with_other_needs_share_a_step(run, losses, plan):
 
 
 @pytest.mark.parametrize("at_once", [1, 8])
+def test_four_devices_equal_one(run, at_once):
+    """A mesh of all three axes; the variants' axis lies on none of them."""
+    grid = [GRID[0], GRID[2]]
+    rows = Rows(24)
+    several = Run(
+        rows, batch_size=6, epochs=5, microbatches=2, mesh=(1, 2, 2), rows=2,
+        model=policy(spec=spec_of(4, 8.0)),
+    )  # fmt: skip
+    one, four = (Together(parts, grid, at_once=at_once) for parts in (run, several))
+    for index in range(2):
+        np.testing.assert_allclose(four.update(index), one.update(index), rtol=1e-4)
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
 def test_a_frozen_variant_keeps_its_state(run, at_once):
     together = Together(run, GRID[:2], at_once=at_once)
     together.update(0)

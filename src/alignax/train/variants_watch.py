@@ -72,6 +72,7 @@ class VariantsWatch:
             name: {step: own for step, v in evaluations.items() if (own := values_of(name, v))}
             for name in names
         }
+        settings = _freezing(settings)
         self._watches = {name: Watch(settings, self.evaluations[name]) for name in names}
         self._objections: dict[str, tuple[int, str, str]] = {}
 
@@ -101,8 +102,6 @@ class VariantsWatch:
                     self._watches[name].judge([_Named(name, hooks)])
                 except RollBack as wanted:
                     self._objections[name] = (0, wanted.guard, wanted.stopped.message)
-                except StoppedByGuard as stopped:
-                    self._objections[name] = (0, "stop", stopped.message)
         for name, (step, guard, why) in self._objections.items():
             at = step or self._step_of(name)
             self.running[self.names.index(name)] = False
@@ -129,6 +128,16 @@ class VariantsWatch:
     def _step_of(self, name: str) -> int:
         """The last step that a variant's guards have seen."""
         return self._watches[name].last_step
+
+
+def _freezing(settings: GuardsSection) -> GuardsSection:
+    """Let guards that would stop a run object as those that would roll it back do."""
+    stopping = {
+        name: section.model_copy(update={"action": "rollback"})
+        for name, section in settings
+        if getattr(section, "action", None) == "stop"
+    }
+    return settings.model_copy(update=stopping)
 
 
 class _Named:
