@@ -178,14 +178,15 @@ def test_non_finite_loss_stops_the_run_and_names_the_rows(tiny, tmp_path):
     out = tmp_path / "run"
     words = (
         "--optimizer.learning_rate", "1e30", "--optimizer.clip_norm", "1e30", "--train.steps", "12",
-        "--optimizer.schedule", "constant",
+        "--optimizer.schedule", "constant", "--guards.finite.skips", "0",
     )  # fmt: skip
     with pytest.raises(StoppedByGuard) as caught:
         alignax(*command(tiny, out, *words))
     assert caught.value.exit_code == 3
     text = str(caught.value)
     assert text.startswith("step ")
-    assert "rows of the step: " in text
+    assert "first bad tensor: " in text
+    assert text.count("pairs.jsonl:") == 4, "the rows of the step"
     assert "optimizer.learning_rate" in text
 
 

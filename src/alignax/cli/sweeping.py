@@ -126,7 +126,12 @@ def run(sweep: Sweep) -> Trained:
     state, evaluations = restore(state, checkpoints, setup)
     started, start_step = time.monotonic(), int(state.step)
     watch = VariantsWatch(
-        sweep.names, recipe.guards, folder.path / "frozen.json", evaluations, start_step=start_step
+        sweep.names,
+        recipe.guards,
+        folder.path / "frozen.json",
+        evaluations,
+        start_step=start_step,
+        clip_norms=[variant.recipe.optimizer.clip_norm for variant in sweep.variants],
     )
     passes = SweepPass(sweep, shared, watch)
     hooks = hooks_of(sweep, start_step)

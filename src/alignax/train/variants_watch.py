@@ -61,8 +61,12 @@ class VariantsWatch:
         evaluations: Mapping[int, Values],
         *,
         start_step: int,
+        clip_norms: Sequence[float],
     ):
-        """Watch variants from a step on; what was frozen later is forgotten."""
+        """Watch variants from a step on; what was frozen later is forgotten.
+
+        ``clip_norms`` holds the norm at which each variant's gradients are clipped.
+        """
         self.names = list(names)
         self._file = file
         known = read_json(file) if file.exists() else {}
@@ -73,7 +77,10 @@ class VariantsWatch:
             for name in names
         }
         settings = _freezing(settings)
-        self._watches = {name: Watch(settings, self.evaluations[name]) for name in names}
+        self._watches = {
+            name: Watch(settings, self.evaluations[name], clip_norm=norm)
+            for name, norm in zip(names, clip_norms, strict=True)
+        }
         self._objections: dict[str, tuple[int, str, str]] = {}
 
     def saw_finite(self, step: int, finite_k: Any) -> None:
