@@ -61,13 +61,7 @@ def probe_prompts(setup: Setup) -> Probes:
     if setup.network.scores:
         return Probes([], [])
     rows = setup.held_out if setup.held_out is not None else setup.train
-    seen: dict[str, list[int]] = {}
-    for index, prompt_hash in enumerate(rows.prompt_hashes):
-        if len(seen) == setup.recipe.sample.prompts:
-            break
-        if prompt_hash not in seen:
-            seen[prompt_hash] = rows[index].prompt.tolist()
-    ids = list(seen.values())
+    ids = rows.distinct_prompts(setup.recipe.sample.prompts)
     return Probes(ids, [setup.encoder.decode(i) for i in ids])
 
 

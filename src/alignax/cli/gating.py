@@ -131,13 +131,7 @@ def prompts_of(
         return [(_ids(encoder, prompt), as_text(prompt.said)) for prompt in read]
     train, held_out, _ = load_train_and_eval(run.data, encoder, kind=ROWS[run.method])
     rows = held_out if held_out is not None else train
-    seen: dict[str, list[int]] = {}
-    for index, name in enumerate(rows.prompt_hashes):
-        if len(seen) == arguments.items:
-            break
-        if name not in seen:
-            seen[name] = rows[index].prompt.tolist()
-    return [(ids, encoder.decode(ids)) for ids in seen.values()]
+    return [(ids, encoder.decode(ids)) for ids in rows.distinct_prompts(arguments.items)]
 
 
 def _ids(encoder: Encoder, prompt: Prompt) -> list[int]:

@@ -2,7 +2,7 @@
 """Model folder → a judge that runs here: a reward model, or a language model asked for a label."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,7 @@ def reward_judge(path: str) -> RewardJudge:
 
     def score(questions: Sequence[Question]) -> list[Any]:
         encoded = encoder.encode_many([_pair(question, encoder) for question in questions])
-        return _over_encoded(
-            encoded, lambda part: score_examples(policy, recipe, part, lengths_of(part))[0]
-        )
+        return _scored(encoded, policy, recipe)
 
     return RewardJudge(score, name=path, identity=_identity(policy, encoder))
 
@@ -66,9 +64,7 @@ def label_judge(path: str) -> LabelJudge:
         )
         longest = policy.loaded.config.max_positions
         encoded = [_question(encoder, system, user, answers, longest) for system, user in asked]
-        return _over_encoded(
-            encoded, lambda part: score_examples(policy, recipe, part, lengths_of(part))[0]
-        )
+        return _scored(encoded, policy, recipe)
 
     return LabelJudge(
         score, name=path, family=family_of(str(policy.loaded.path)),
@@ -118,13 +114,13 @@ def _question(
     return EncodedExample("", prompt, answers, complete=(False,) * len(answers))
 
 
-def _over_encoded(
-    encoded: Sequence[EncodedExample | Dropped],
-    score: Callable[[list[EncodedExample]], np.ndarray],
+def _scored(
+    encoded: Sequence[EncodedExample | Dropped], policy: Policy, recipe: Recipe
 ) -> list[Any]:
-    """Score what could be encoded; the rest gets the reason why not."""
+    """Score the answers of what could be encoded; the rest gets the reason why not."""
     kept = [item for item in encoded if isinstance(item, EncodedExample)]
-    values = iter(score(kept).tolist() if kept else [])
+    found = score_examples(policy, recipe, kept, lengths_of(kept))[0].tolist() if kept else []
+    values = iter(found)
     return [
         next(values) if isinstance(item, EncodedExample) else f"{item.reason}: {item.detail}"
         for item in encoded

@@ -102,6 +102,16 @@ class EncodedDataset:
             system_merged=bool(self._table["system_merged"][index]),
         )
 
+    def distinct_prompts(self, count: int) -> list[list[int]]:
+        """Take the ids of the first prompts that differ, so many at most."""
+        seen: dict[str, list[int]] = {}
+        for index, prompt_hash in enumerate(self.prompt_hashes):
+            if len(seen) == count:
+                break
+            if prompt_hash not in seen:
+                seen[prompt_hash] = self[index].prompt.tolist()
+        return list(seen.values())
+
     def select(self, indices: Sequence[int] | range | np.ndarray) -> "EncodedDataset":
         """Make a view of some examples, in the given order."""
         chosen = np.asarray(indices, np.int64)
